@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any, ClassVar
 
+from components.environments.protocol import Messages
 from components.environments.tools import TextEnvironment, ToolEnvironment
 from components.trajectories.schema import Scenario
 
@@ -33,7 +34,11 @@ class RestorableActions(TextEnvironment):
     """Environment whose state is the list of its actions; they are executed again to restore it."""
 
     action_log: list[Any]
-    """Actions of the episode; `begin` empties it, `act` adds to it."""
+    """Actions of the episode, to which `act` adds."""
+
+    def reset(self, scenario: Scenario) -> Messages:
+        self.action_log = []
+        return super().reset(scenario)
 
     def save(self) -> list[Any]:
         return [self.action_log, self.invalid_actions]
@@ -48,3 +53,9 @@ class RestorableActions(TextEnvironment):
     def repeat(self, action: Any) -> None:
         """Execute an action of the log."""
         self.act(action)
+
+    def _act(self, text: str) -> str:
+        if self.done:
+            self.invalid_actions += 1
+            return "error: the episode is over"
+        return super()._act(text)

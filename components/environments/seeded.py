@@ -1,4 +1,4 @@
-"""Scenarios generated from a seed, and the base class of games that use them.
+"""Scenarios generated from a seed, their numbers, and the base class of games that use them.
 
 Held-out tasks are drawn first, so they do not depend on `train`. Duplicates within or across splits are redrawn: every
 task is unique.
@@ -10,15 +10,21 @@ import abc
 import functools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.environments.scenario_counts import Count
+from components.environments.restorable import RestorableState
 from components.environments.tools import TextEnvironment
 from components.trajectories.schema import Scenario
 
+MOST_SCENARIOS = 1_000_000
+"""Maximum number of scenarios of a split; all of them are in memory at once."""
+Count = Annotated[int, Field(ge=1, le=MOST_SCENARIOS)]
+"""Number of scenarios of a split."""
+CountOrNone = Annotated[int, Field(ge=0, le=MOST_SCENARIOS)]
+"""0 leaves the split empty, for example if nothing is trained."""
 Difficulty = Annotated[int, Field(ge=1, le=5)]
 Difficulties = Annotated[Sequence[Difficulty], Field(min_length=1)]
 ALL = (1, 2, 3, 4, 5)
@@ -67,10 +73,17 @@ def generate(
     return tuple(scenarios)
 
 
-class GeneratedGame(TextEnvironment):
+def scenario_numbers(counts: Mapping[str, int], split: str) -> range:
+    """Return the numbers of the scenarios of a split; those of `heldout` come first, so they do not depend on the size
+    of `train`."""
+    first = {"heldout": 0, "train": counts["heldout"]}.get(split, 0)
+    return range(first, first + counts.get(split, 0))
+
+
+class GeneratedGame(TextEnvironment, RestorableState):
     """Base class of games with generated scenarios.
 
-    Subclasses define `name`, `task`, and the abstract methods of `TextEnvironment`.
+    Subclasses define `name`, `task`, `saved`, and the abstract methods of `TextEnvironment`.
     """
 
     name: str

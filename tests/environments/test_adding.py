@@ -17,7 +17,7 @@ import random
 from typing import Any
 
 from components.environments.protocol import Messages, Step
-from components.environments.scenario_counts import Count
+from components.environments.seeded import Count
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from components.environments.adapters.alfworld_game import EXTRA, AlfworldGame, run_planner
 from components.environments.optional_packages import import_optional
 from components.environments.restorable import RestorableActions
-from components.environments.scenario_counts import Count
+from components.environments.seeded import Count
 from components.environments.tools import InvalidAction, acts, shorten, with_commands
 from components.errors import EnvironmentFailed, ResourceError
 from components.specs.marks import FILES
@@ -99,7 +99,6 @@ class ALFWorld(RestorableActions):
         self.commands, self.max_steps, self.plan_timeout = commands, max_steps, plan_timeout
         self.system = SYSTEM
         self.game: AlfworldGame | None = None
-        self.over = True
 
     @staticmethod
     def key_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -111,19 +110,17 @@ class ALFWorld(RestorableActions):
     def begin(self, scenario: Scenario) -> str:
         self.game = self.game or AlfworldGame()
         self.game.begin(self._path(scenario))
-        self.action_log = []
-        self.over = False
         return self._observation()
 
     def act(self, action: str) -> str:
-        if self.over or self.game is None:
+        if self.game is None:
             raise InvalidAction("the episode is over")
         command = " ".join(action[:200].lower().strip(' .!"`').split())
         self.invalid_actions += command not in self.game.state["admissible_commands"]
         self.game.step(command)
         self.action_log.append(command)
         self.reward += float(self.game.state["won"])
-        self.over = self.done = bool(self.game.state["won"]) or len(self.action_log) >= self.max_steps
+        self.done = bool(self.game.state["won"]) or len(self.action_log) >= self.max_steps
         return self._observation()
 
     def legal_actions(self) -> list[str]:
@@ -162,7 +159,7 @@ class ALFWorld(RestorableActions):
         lines = str(self.game.state["feedback"]).split("\n")
         text = "\n".join(line for line in lines if line.strip() and not line.startswith("-="))
         text = shorten(text)
-        if not self.commands or self.over:
+        if not self.commands or self.done:
             return text
         return with_commands(text, list(self.game.state["admissible_commands"]), MAX_COMMANDS)
 

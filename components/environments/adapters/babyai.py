@@ -21,7 +21,7 @@ from pydantic import Field
 
 from components.environments.optional_packages import import_optional
 from components.environments.restorable import RestorableActions
-from components.environments.scenario_counts import Count, scenario_numbers
+from components.environments.seeded import Count, scenario_numbers
 from components.environments.tools import InvalidAction, acts
 from components.errors import Problem, SpecError
 from components.specs.base import nearest
@@ -96,13 +96,10 @@ class BabyAI(RestorableActions):
         self.world = self._world(scenario)
         with contextlib.redirect_stdout(io.StringIO()):  # minigrid prints when it redraws a mission
             self.world.reset(seed=scenario.input["seed"])
-        self.action_log = []
-        self.won = self.over = False
+        self.won = False
         return f"Mission: {self.world.mission}.\n{describe_view(self.world)}"
 
     def act(self, action: str) -> str:
-        if self.over:
-            raise InvalidAction("the episode is over")
         move, repeats = _parse(action)
         for step in range(repeats):
             position = tuple(self.world.agent_pos)
@@ -110,12 +107,12 @@ class BabyAI(RestorableActions):
             self.action_log.append(move)
             self.reward += float(reward)
             self.won = bool(terminated) and reward > 0
-            self.over = self.done = bool(terminated or truncated)
-            if self.over:
+            self.done = bool(terminated or truncated)
+            if self.done:
                 break
             if move == ACTIONS.index("go forward") and tuple(self.world.agent_pos) == position:
                 return f"Something is in the way after {step} steps.\n{describe_view(self.world)}"
-        if self.over:
+        if self.done:
             return "Mission fulfilled." if self.won else "Out of time, or against the mission's order."
         return describe_view(self.world)
 

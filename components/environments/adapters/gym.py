@@ -25,7 +25,7 @@ from pydantic import Field
 from components.environments.adapters.gym_presets import PRESETS, Goal, View, general
 from components.environments.optional_packages import import_optional
 from components.environments.restorable import RestorableActions
-from components.environments.scenario_counts import Count
+from components.environments.seeded import Count
 from components.environments.tools import InvalidAction, acts, shorten
 from components.errors import SpecError
 from components.specs.base import nearest
@@ -119,9 +119,6 @@ class Gym(RestorableActions):
         text = about if about is not None else preset.about if preset else f"You act in {id}."
         self.system = f"{text} {self._action_help()}"
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._generated if scenario.split == split]
-
     def begin(self, scenario: Scenario) -> str:
         kwargs = {**self.kwargs, **scenario.input["kwargs"]}
         if json.dumps(kwargs, sort_keys=True) != self._current_kwargs:
@@ -129,13 +126,10 @@ class Gym(RestorableActions):
             self.environment = self._make_environment(kwargs)
             self._current_kwargs = json.dumps(kwargs, sort_keys=True)
         self.observation, _ = self.environment.reset(seed=scenario.input["seed"])
-        self.action_log = []
         self.total, self.terminated, self.truncated = 0.0, False, False
         return self._render()
 
     def act(self, action: str) -> str:
-        if self.terminated or self.truncated:
-            raise InvalidAction("the episode is over")
         move = self._move(action)
         before = self.observation
         self.observation, reward, terminated, truncated, _ = self.environment.step(move)
@@ -161,8 +155,7 @@ class Gym(RestorableActions):
             return {"success": self.terminated, **outcome}
         if self.success == "truncated":
             return {"success": self.truncated, "progress": steps / self.max_steps, **outcome}
-        over = self.terminated or self.truncated
-        outcome["success"] = over and self.total >= self.success
+        outcome["success"] = self.done and self.total >= self.success
         if self.success > 0:
             outcome["progress"] = min(1.0, max(0.0, self.total / self.success))
         return outcome
@@ -196,7 +189,7 @@ class Gym(RestorableActions):
             self.solve(scenario)
 
     @functools.cached_property
-    def _generated(self) -> list[Scenario]:
+    def _scenarios(self) -> list[Scenario]:  # type: ignore[override]  # computed at its first use
         """Return all scenarios, held-out ones first, so they do not depend on the size of the train split."""
         scenarios: list[Scenario] = []
         variants: set[str] = set()

@@ -26,7 +26,7 @@ from components.environments.adapters.mcp_tools import Tool, chosen, valid_name
 from components.environments.language_model import ServedModel
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
-from components.environments.scenario_counts import Count
+from components.environments.seeded import Count
 from components.environments.tool_tasks import content_digest, read_tasks
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, SpecError

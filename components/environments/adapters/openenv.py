@@ -36,7 +36,7 @@ from components.environments.adapters.openenv_messages import (
 )
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
-from components.environments.scenario_counts import Count, scenario_numbers
+from components.environments.seeded import Count, scenario_numbers
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, SpecError
 from components.exceptions import PASSING, passes
 from components.json_text import reject_constant

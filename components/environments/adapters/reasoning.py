@@ -28,7 +28,7 @@ from pydantic import Field
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages
 from components.environments.restorable import RestorableState
-from components.environments.scenario_counts import Count
+from components.environments.seeded import Count
 from components.errors import Problem, SpecError
 from components.specs.base import nearest
 from components.specs.registered import registered

@@ -27,7 +27,7 @@ from pydantic import Field
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages, Step
 from components.environments.restorable import RestorableActions
-from components.environments.scenario_counts import Count
+from components.environments.seeded import Count
 from components.environments.tools import InvalidAction, acts, shorten
 from components.errors import EnvironmentFailed, Problem, ResourceError, SpecError
 from components.specs.base import nearest
@@ -141,16 +141,13 @@ class ScienceWorld(RestorableActions):
             return super().step(action)
 
     def begin(self, scenario: Scenario) -> str:
-        self.action_log = []
-        self.score, self.over = 0.0, False
+        self.score = 0.0
         simulator = self._simulator()
         simulator.load(scenario.input, gold=False)
         text = simulator.call("step", "look around")
         return f"{simulator.call('freeActionTaskDesc')}\n{shorten(text)}"
 
     def act(self, action: str) -> str:
-        if self.over:
-            raise InvalidAction("the episode is over")
         action = " ".join(action[:300].split())
         if not ACTION.fullmatch(action):
             raise InvalidAction("an action is at most 200 letters, digits and spaces")
@@ -160,8 +157,7 @@ class ScienceWorld(RestorableActions):
         self.action_log.append(action)
         self.reward += score - self.score
         self.score = score
-        self.over = bool(simulator.call("getCompleted")) or score < 0 or len(self.action_log) >= self.max_steps
-        self.done = self.over
+        self.done = bool(simulator.call("getCompleted")) or score < 0 or len(self.action_log) >= self.max_steps
         self.invalid_actions += text.startswith(UNKNOWN)
         return shorten(text)
 

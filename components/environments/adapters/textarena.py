@@ -17,7 +17,7 @@ from pydantic import Field
 
 from components.environments.adapters.textarena_games import LISTED, MOVES, TextArenaGame, load_kind
 from components.environments.protocol import Messages, Step
-from components.environments.scenario_counts import Count, scenario_numbers
+from components.environments.seeded import Count, scenario_numbers
 from components.environments.tools import InvalidAction, TextEnvironment
 from components.errors import EnvironmentFailed, SpecError
 from components.specs.registered import registered

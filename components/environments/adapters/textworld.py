@@ -26,7 +26,7 @@ from pydantic import Field
 
 from components.environments.optional_packages import import_optional
 from components.environments.restorable import RestorableActions
-from components.environments.scenario_counts import Count, scenario_numbers
+from components.environments.seeded import Count, scenario_numbers
 from components.environments.tools import InvalidAction, acts, shorten, with_commands
 from components.errors import EnvironmentFailed
 from components.json_process import JsonProgram, ProcessExited, RequestFailed
@@ -146,16 +146,12 @@ class TextWorld(RestorableActions):
             self.game = self.textworld.start(str(path), infos)
             self.game.seed(scenario.input["seed"])
             self.state = self.game.reset()
-        self.action_log = []
-        self.over = False
         text = str(self.state.feedback)
         goal = str(self.state.objective)
         at = text.find(goal[:40]) if goal else -1
         return self._observation(text[at:] if at >= 0 else text)
 
     def act(self, action: str) -> str:
-        if self.over:
-            raise InvalidAction("the episode is over")
         command = " ".join(action[:200].lower().strip(' .!"`').split())
         verbs = sorted({*ALWAYS, *(verb.split()[0] for verb in self.state.verbs or ())})
         if not COMMAND.fullmatch(command) or "then" in command.split() or command.split()[0] not in verbs:
@@ -166,7 +162,7 @@ class TextWorld(RestorableActions):
             self.state, score, done = self.game.step(command)
         self.action_log.append(command)
         self.reward += ((score or 0) - before) / max(1, self.state.max_score or 1)
-        self.over = self.done = bool(done) or len(self.action_log) >= self.max_steps
+        self.done = bool(done) or len(self.action_log) >= self.max_steps
         return self._observation(str(self.state.feedback))
 
     def legal_actions(self) -> list[str]:
@@ -189,7 +185,7 @@ class TextWorld(RestorableActions):
     def _observation(self, text: str) -> str:
         lines = (line.strip() for line in STATUS_LINE.sub("", text).splitlines())
         text = shorten("\n".join(line for line in lines if line).rstrip(">").strip())
-        if not self.commands or self.over:
+        if not self.commands or self.done:
             return text
         return with_commands(text, list(self.state.admissible_commands), MAX_COMMANDS)
 

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.environments.protocol import Messages, Step
-from components.environments.scenario_counts import Count
+from components.environments.seeded import Count
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.json_process import JsonProcess, JsonProgram, ProcessExited, RequestFailed
 from components.specs.marks import CODE, ENV_VARIABLE, PROGRAM

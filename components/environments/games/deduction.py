@@ -20,7 +20,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
 from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
@@ -64,7 +63,7 @@ class Clue(NamedTuple):
 
 
 @registered("environment.deduction")
-class Deduction(GeneratedGame, RestorableState):
+class Deduction(GeneratedGame):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: given (all clues at the start), interviews (each guest states some clues when asked). Difficulty:

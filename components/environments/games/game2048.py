@@ -16,7 +16,6 @@ import math
 import random
 from typing import Any
 
-from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
 from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
@@ -34,7 +33,7 @@ Board = tuple[Row, ...]
 
 
 @registered("environment.game2048")
-class Game2048(GeneratedGame, RestorableState):
+class Game2048(GeneratedGame):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: 3x3, 4x4. Difficulty: see LEVELS.

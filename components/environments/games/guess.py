@@ -11,7 +11,6 @@ import random
 import re
 from typing import Any
 
-from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
 from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
@@ -22,7 +21,7 @@ LEVELS = {1: (10, 5), 2: (50, 7), 3: (100, 7), 4: (500, 9), 5: (1000, 10)}
 
 
 @registered("environment.guess")
-class Guess(GeneratedGame, RestorableState):
+class Guess(GeneratedGame):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: spare (one guess more than binary search needs), tight (no more). Difficulty: see LEVELS.

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from components.environments.restorable import RestorableState
 from components.environments.seeded import GeneratedGame
 from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
@@ -37,7 +36,7 @@ Cell = tuple[int, int]
 
 
 @registered("environment.maze")
-class Maze(GeneratedGame, RestorableState):
+class Maze(GeneratedGame):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: map, position, walls. Difficulty: see LEVELS.

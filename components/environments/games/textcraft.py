@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from components.environments.restorable import RestorableState
 from components.environments.seeded import ALL, GeneratedGame
 from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
@@ -119,7 +118,7 @@ class Recipe:
 
 
 @registered("environment.textcraft")
-class TextCraft(GeneratedGame, RestorableState):
+class TextCraft(GeneratedGame):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation.
 
     Scenario types: wood, metal, stone, colour, the kind of the goal. Difficulty: the depth of its recipe tree.

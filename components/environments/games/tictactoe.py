@@ -17,9 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from components.environments.restorable import RestorableState
-from components.environments.scenario_counts import Count
-from components.environments.seeded import ALL, Difficulties, GeneratedGame
+from components.environments.seeded import ALL, Count, Difficulties, GeneratedGame
 from components.environments.tools import InvalidAction, acts
 from components.environments.turn_taking import TurnEnvironment
 from components.specs.registered import registered
@@ -33,7 +31,7 @@ EMPTY = "123456789"
 
 
 @registered("environment.tictactoe")
-class TicTacToe(TurnEnvironment, GeneratedGame, RestorableState):
+class TicTacToe(TurnEnvironment, GeneratedGame):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation. opponent:
     `scripted`, or `agent`: the caller plays both sides.
 

@@ -13,9 +13,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from components.environments.restorable import RestorableState
-from components.environments.scenario_counts import Count
-from components.environments.seeded import ALL, Difficulties, GeneratedGame
+from components.environments.seeded import ALL, Count, Difficulties, GeneratedGame
 from components.environments.tools import InvalidAction, acts
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -66,7 +64,7 @@ yield young youth zebra
 
 
 @registered("environment.wordle")
-class Wordle(GeneratedGame, RestorableState):
+class Wordle(GeneratedGame):
     """seed: generator seed. train, heldout: scenarios of the two splits. difficulties: used in rotation. listed: accept
     only listed words as guesses; else any five letters.
 

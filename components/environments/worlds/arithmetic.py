@@ -18,8 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from components.environments.scenario_counts import Count
-from components.environments.seeded import generate
+from components.environments.seeded import Count, generate
 from components.environments.tools import ToolEnvironment
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario

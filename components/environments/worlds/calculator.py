@@ -22,8 +22,7 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from components.environments.restorable import RestorableState
-from components.environments.scenario_counts import CountOrNone
-from components.environments.seeded import ALL, Difficulties
+from components.environments.seeded import ALL, CountOrNone, Difficulties
 from components.environments.tools import InvalidAction, call, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario

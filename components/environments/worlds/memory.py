@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from components.environments.protocol import Messages
 from components.environments.restorable import RestorableState
-from components.environments.scenario_counts import Count
-from components.environments.seeded import ALL, Difficulties, generate
+from components.environments.seeded import ALL, Count, Difficulties, generate
 from components.environments.tools import InvalidAction, call, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario

@@ -21,7 +21,7 @@ from copy import deepcopy
 from typing import Any
 
 from components.environments.protocol import Messages, Step
-from components.environments.scenario_counts import CountOrNone
+from components.environments.seeded import CountOrNone
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 

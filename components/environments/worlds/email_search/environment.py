@@ -17,7 +17,7 @@ from pydantic import Field
 
 from components.environments.protocol import Messages
 from components.environments.restorable import RestorableState
-from components.environments.scenario_counts import CountOrNone
+from components.environments.seeded import CountOrNone
 from components.environments.tools import InvalidAction, call, tool
 from components.environments.worlds.email_search.answers import LONGEST, is_right, is_unknown
 from components.environments.worlds.email_search.mailbox import FIRST_DAY, Mail, Mailbox, address, mailbox

@@ -17,7 +17,7 @@ from pydantic import Field
 from components.aio import stoppable
 from components.environments.protocol import Step
 from components.environments.restorable import RestorableState
-from components.environments.scenario_counts import CountOrNone
+from components.environments.seeded import CountOrNone
 from components.environments.tools import InvalidAction, call, tool
 from components.environments.worlds.python_tool.puzzles import KINDS, LEVELS
 from components.sandbox import Limits, Sandbox, cells

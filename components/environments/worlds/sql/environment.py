@@ -24,7 +24,7 @@ from pydantic import Field
 from components.aio import stoppable
 from components.environments.protocol import Step
 from components.environments.restorable import RestorableState
-from components.environments.scenario_counts import CountOrNone
+from components.environments.seeded import CountOrNone
 from components.environments.tools import InvalidAction, call, tool
 from components.environments.worlds.sql.database import Database, threads, write
 from components.environments.worlds.sql.schemas import SCHEMAS

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 from pydantic import Field
 
 from components.environments.protocol import Messages
-from components.environments.scenario_counts import CountOrNone
+from components.environments.seeded import CountOrNone
 from components.environments.tools import InvalidAction, ToolEnvironment, call, tool
 from components.environments.worlds.webshop.browser import Page
 from components.environments.worlds.webshop.goals import PurchaseVerdict, fits, judge, scenarios
