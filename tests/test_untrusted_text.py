@@ -16,7 +16,7 @@ from components.environments.tools import InvalidAction
 from components.environments.worlds.email_search.answers import is_right
 from components.environments.worlds.questions.base import same
 from components.errors import JudgeError
-from components.filters.similar import shingles
+from components.filters.distinct import shingles
 from components.json_text import find_json
 from components.redaction import mask_text
 from components.rewards.llm.answers import read_scores

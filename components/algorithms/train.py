@@ -1,13 +1,15 @@
 """Library of the train stage: scored trajectories and a checkpoint in, a new checkpoint out.
 
 The result is a function of the arguments. `warm` may cache the loaded model for the next call; the result is the same
-with an empty cache.
+with an empty cache. Trajectories are validated first: token ids within the vocabulary, length within the model's limit,
+finite rewards.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +18,15 @@ from components.algorithms.loop.schedule import Rounds
 from components.algorithms.request import PolicyTrainingRequest
 from components.algorithms.spec import AlgorithmSpec
 from components.algorithms.trainer import TrainedModule, TrainingContext
-from components.errors import ResourceError
+from components.errors import ArtifactError, ResourceError
 from components.models import trained_weights
-
-log = logging.getLogger(__name__)
+from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
     from components.algorithms.policy.policy import Policy
     from components.algorithms.policy_gradient.group_gradients import GroupGradients
-    from components.trajectories.schema import Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str, float]:
@@ -84,7 +86,7 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
             trainer = algorithm.build(context)
         step, metrics = trainer.train()
     if not unfinished.steps:
-        log.warning("nothing to learn from: the new checkpoint equals the one that training started from")
+        logger.warning("nothing to learn from: the new checkpoint equals the one that training started from")
     _require_finite(modules, context, step)
     gathered, moments = policy.gather(), checkpoint.moments(optimizer, names)
     if distributed.first():
@@ -138,16 +140,16 @@ def _policy_and_trajectories(
 ) -> tuple[Policy, list[Trajectory], int]:
     """Return the policy at the start of a training, the trajectories that it learns from, and the number of those left
     out because they are too long."""
-    from components.algorithms import fit, foreign
+    from components.algorithms import foreign
 
     own_tokens = foreign.convert_foreign_tokens(
         request.trajectories, request.base_dir, sampled=algorithm.needs_sampled_tokens
     )
     policy = _policy(request)
-    fit.check(own_tokens, policy.model.get_input_embeddings().num_embeddings)
+    _check(own_tokens, policy.model.get_input_embeddings().num_embeddings)
     if not algorithm.needs_sampled_tokens:
         return policy, own_tokens, 0
-    trajectories = fit.drop_too_long(own_tokens, request.model.max_length)
+    trajectories = _drop_too_long(own_tokens, request.model.max_length)
     return policy, trajectories, len(own_tokens) - len(trajectories)
 
 
@@ -217,3 +219,44 @@ def _released(policy: Policy) -> Iterator[None]:
         yield
     finally:
         policy.release()
+
+
+MAX_LISTED = 5
+"""Largest number of trajectories that a warning lists."""
+
+
+def _check(trajectories: Sequence[Trajectory], vocabulary: int) -> None:
+    """Raise ArtifactError for a token id outside the vocabulary, and for a reward that is not finite."""
+    for trajectory in trajectories:
+        if trajectory.reward is not None and not math.isfinite(trajectory.reward):
+            raise ArtifactError(
+                f"trajectory {trajectory.id} has the reward {trajectory.reward}: expected a finite number, or none if "
+                "it could not be scored"
+            )
+        for history in trajectory.histories:
+            unknown_id = next((token for token in history.token_ids if not 0 <= token < vocabulary), None)
+            if unknown_id is not None:
+                raise ArtifactError(
+                    f"trajectory {trajectory.id} has the token id {unknown_id}, but the model's ids range from 0 to "
+                    f"{vocabulary - 1}: it was sampled from another model. Collect with the model in training"
+                )
+
+
+def _drop_too_long(trajectories: Sequence[Trajectory], max_length: int) -> list[Trajectory]:
+    """Return the trajectories whose histories all have at most `max_length` tokens. A longer trajectory is left out
+    entirely: truncated, it would be credited with an end that it does not contain. A warning counts and lists them."""
+    longer = [
+        trajectory
+        for trajectory in trajectories
+        if any(len(history.token_ids) > max_length for history in trajectory.histories)
+    ]
+    if longer:
+        logger.warning(
+            "episodes left out of training because a history is longer than model.max_length=%d tokens: %d of %d: %s",
+            *(max_length, len(longer), len(trajectories)),
+            ", ".join(
+                [*(trajectory.id for trajectory in longer[:MAX_LISTED]), *(["…"] if len(longer) > MAX_LISTED else [])]
+            ),
+        )
+    long_ids = {trajectory.id for trajectory in longer}
+    return [trajectory for trajectory in trajectories if trajectory.id not in long_ids]

@@ -8,6 +8,10 @@ Two operations need a guarantee of the store: `create` writes only if the object
 unchanged. S3 guarantees both (`If-None-Match`, `If-Match`); file:// and gs:// guarantee the first, and `replace` checks
 before the write. Other filesystems may check before both; then two machines that ask at the same moment do the same
 work, which costs time and nothing else, since everything read is verified.
+
+A folder mounted by several machines is a store as well (`SharedFolder`). Others may write there, so links below it are
+never followed: a planted link would redirect our writes. Objects
+are written to a temporary name and renamed, so that no reader sees part of one.
 """
 
 from __future__ import annotations
@@ -15,15 +19,15 @@ from __future__ import annotations
 import errno
 import importlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.artifacts.folders import UnsafePath
-from components.artifacts.shared_folder import SharedFolder
+from components.artifacts.folders import Folder, UnsafePath
 from components.errors import ResourceError
 from components.redaction import mask_text
 from components.retry import Backoff
@@ -253,3 +257,55 @@ def _advice(error: Exception) -> str:
 def _summary(error: Exception) -> str:
     text = " ".join(mask_text(str(error)).split()) or "no reason given"
     return f"{type(error).__name__}: {text}".rstrip(".")
+
+
+class SharedFolder:
+    """Objects below `file://PATH`, addressed by their full URI. The folder itself may be reached through links."""
+
+    def __init__(self, uri: str):
+        self._uri = uri
+        self._path = Path(uri.removeprefix("file://"))
+
+    def cat_file(self, path: str) -> bytes:
+        """Return the content of an object. Raise FileNotFoundError if it does not exist."""
+        with Folder(self._path, follow=True) as folder, folder.open(self._name(path)) as file:
+            return file.read()
+
+    def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
+        """Write an object atomically. With mode `create`, raise FileExistsError if it exists."""
+        with self._writable() as folder:
+            if not folder.write(self._name(path), data, exclusive=mode == "create"):
+                raise FileExistsError(path)
+
+    def put_file(self, source: str, path: str) -> None:
+        """Copy a local file to an object."""
+        with self._writable() as folder, open(source, "rb") as file:
+            folder.write(self._name(path), file)
+
+    def get_file(self, path: str, target: str) -> None:
+        """Copy an object to a new local file."""
+        with (
+            Folder(self._path, follow=True) as folder,
+            folder.open(self._name(path)) as file,
+            Folder(Path(target).parent) as here,
+        ):
+            here.write(Path(target).name, file)
+
+    def rm_file(self, path: str) -> None:
+        """Delete an object. Raise FileNotFoundError if it does not exist."""
+        with Folder(self._path, follow=True) as folder:
+            folder.delete(self._name(path))
+
+    def info(self, path: str) -> dict[str, Any]:
+        """Return version, size and date of an object. Raise FileNotFoundError if it does not exist."""
+        with Folder(self._path, follow=True) as folder, folder.open(self._name(path)) as file:
+            status = os.fstat(file.fileno())
+        modified = datetime.fromtimestamp(status.st_mtime, UTC)
+        return {"ETag": f"{status.st_ino} {status.st_mtime_ns}", "size": status.st_size, "LastModified": modified}
+
+    def _writable(self) -> Folder:
+        self._path.mkdir(parents=True, exist_ok=True)
+        return Folder(self._path, follow=True)
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(f"{self._uri}/")

@@ -3,28 +3,35 @@
 Memory is bounded: a row, a chunk of the writers, and the fingerprints of the rows (`fingerprints`). Each row fails at
 most one check, the first of `import_report.CHECKS`. Rows that fail a check are left out (`on_problem: drop`), or end
 the import after all rows were counted (`strict`).
+
+Columns that the form does not read are searched for labels: a label that is not read makes bad answers look like good
+ones, so a column is suspected if it has the name of a label, is true or false, or has two values. Memory is bounded:
+some values of some columns.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from components.data.examples import DataExample, RowProblem
 from components.data.fingerprints import MOST_FINGERPRINTS, Fingerprints, SimilarTexts
 from components.data.forms import FORMS, score_form
+from components.data.forms.thumbs import LABEL_COLUMNS, LABELS
 from components.data.import_report import ImportReport, check_message
 from components.data.row_checks import Problems, check_example, check_repeated, check_tokens, prompt_fingerprint
 from components.data.rows import BrokenRow, DataRow
 from components.data.sources import rows
 from components.data.spec import DataSpec, SourceSpec
 from components.data.tokens import TokenChecks
-from components.data.unused_columns import UnusedColumns
 from components.errors import Problem, SpecError
 from components.specs import nearest
-from components.specs.override_text import override
 from components.trajectories.store import scored_writer
 
 log = logging.getLogger(__name__)
@@ -200,3 +207,88 @@ class DataImport:
     def _heldout_key(self) -> str:
         names = ("heldout", "heldout_path", "heldout_split")
         return next(name for name in names if getattr(self._spec, name) is not None)
+
+
+_PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][\w-]*", re.IGNORECASE | re.ASCII)
+"""Text that needs no quotes."""
+
+
+def override(key: str, value: Sequence[str] | Mapping[str, str]) -> str:
+    """Return an override that sets a list or a mapping of texts, as a word of a shell's command line."""
+    texts = {name: text if _PLAIN.fullmatch(text) else _hydra_quoted(text) for name, text in _items(value)}
+    if isinstance(value, Mapping):
+        return shlex.quote(f"{key}={{{', '.join(f'{name}: {text}' for name, text in texts.items())}}}")
+    return shlex.quote(f"{key}=[{', '.join(texts.values())}]")
+
+
+def _items(value: Sequence[str] | Mapping[str, str]) -> Iterable[tuple[Any, str]]:
+    return value.items() if isinstance(value, Mapping) else enumerate(value)
+
+
+def _hydra_quoted(text: str) -> str:
+    """Return a text in the quotes of Hydra's grammar. Backslashes are escapes only before a quote."""
+    escaped = re.sub(r"(?<!\\)(\\*+)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
+    return f"'{escaped}'"
+
+
+MOST_COLUMNS = 1000
+"""Maximum number of columns that are counted."""
+_LONGEST = 80
+_BOOLEAN = {"true", "false"}
+
+
+@dataclass(slots=True)
+class UnusedColumn:
+    """Content of one column."""
+
+    name: str
+    example: Mapping[str, Any]
+    """First row that has a value."""
+    count: int = 0
+    """Rows that have a value."""
+    values: set[str] = field(default_factory=set)
+    """First distinct values as text in lower case, at most three; a list or an object counts as three."""
+
+    def add(self, value: Any) -> None:
+        """Count a value."""
+        self.count += 1
+        if isinstance(value, list | dict):
+            self.values |= {"list", "of", "values"}
+        elif len(self.values) < 3:
+            self.values.add(str(value).strip().lower()[:_LONGEST])
+
+    def suspected(self, rows: int) -> bool:
+        """Return True if the column may be a label. rows: rows with and without a value."""
+        if self.name.lower() in LABEL_COLUMNS or self.values <= _BOOLEAN:
+            return True
+        if len(self.values) == 1:
+            return self.count < rows and self.values <= LABELS.keys()
+        return len(self.values) == 2 and self.count > 2
+
+    def __str__(self) -> str:
+        values = " and ".join(map(repr, sorted(self.values))) if len(self.values) < 3 else "more than two values"
+        return f"{self.name!r} ({values})"
+
+
+class UnusedColumns:
+    """Columns of the rows of one import that its form does not read."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, UnusedColumn] = {}
+        self._rows = 0
+
+    def add(self, row: Mapping[str, Any], unread: Mapping[str, Any]) -> None:
+        """Count a row. unread: its columns that were not read; empty text is no value."""
+        self._rows += 1
+        for name, value in unread.items():
+            if value == "" or (name not in self._columns and len(self._columns) >= MOST_COLUMNS):
+                continue
+            self._columns.setdefault(name, UnusedColumn(name, row)).add(value)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of rows with a value by column."""
+        return {name: column.count for name, column in self._columns.items()}
+
+    def suspected(self) -> Iterator[UnusedColumn]:
+        """Yield the columns that may be labels."""
+        return (column for column in self._columns.values() if column.suspected(self._rows))

@@ -5,23 +5,26 @@
 
 A broken row is a line that is not valid JSON, a value that is not an object, a CSV record with another number of
 fields than the header, or a row that is too large. A file that is damaged as a whole (a truncated JSON array, Parquet
-or compressed file) always raises ResourceError.
+or compressed file) always raises ResourceError. Datasets of the Hugging Face hub are streamed with the
+library `datasets`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 from components.data.csv_records import csv_rows
 from components.data.files import DataFile, data_files, digest, reading
-from components.data.json_lines import holds_lines, line_rows, not_an_object
-from components.data.json_stream import InvalidJSON, json_rows
+from components.data.json_rows import InvalidJSON, holds_lines, json_rows, line_rows, not_an_object
 from components.data.limits import RowTooLarge
 from components.data.rows import BrokenRow, DataRow, OnBroken
 from components.data.spec import SourceSpec
 from components.data.tables import Tables, json_data
 from components.errors import ResourceError
+from components.redaction import mask_text
 
 _START = 4096
 """Bytes at the beginning of a file that its encoding is recognised from."""
@@ -37,16 +40,12 @@ def content_digest(spec: SourceSpec) -> str:
     """Return a digest of the source's content: of the files, or of the commit of a dataset of the hub. Raises
     ResourceError if the source cannot be read."""
     if spec.dataset is not None:
-        from components.data.hub import commit
-
         return f"{spec.dataset}@{commit(spec)}"
     return digest(data_files(spec))
 
 
 def _rows(spec: SourceSpec, on_broken: OnBroken) -> Iterator[DataRow]:
     if spec.dataset is not None:
-        from components.data.hub import dataset_rows
-
         name = "/".join(part for part in (spec.dataset, spec.config, spec.split or "train") if part)
         for number, values in enumerate(dataset_rows(spec), 1):
             yield DataRow(number, name, json_data(values))
@@ -101,3 +100,50 @@ def _json(file: DataFile, on_broken: OnBroken) -> Iterator[DataRow]:
             raise ResourceError(f"{file.uri}: {error}") from None
         except RowTooLarge as error:
             raise ResourceError(str(BrokenRow(number + 1, file.uri, str(error)))) from None
+
+
+DEFAULT_SPLIT = "train"
+
+
+def dataset_rows(spec: SourceSpec) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a dataset of the hub. Raises ResourceError if the library is missing, or if the dataset, its
+    configuration or its split cannot be loaded."""
+    with _loading(spec):
+        try:
+            from datasets import load_dataset
+        except ImportError:
+            raise ResourceError(
+                f"dataset = {spec.dataset}: the package `datasets` is missing. Install it with "
+                "`pip install -e '.[hub]'`, or download the files and set path"
+            ) from None
+        yield from load_dataset(
+            spec.dataset, spec.config, split=spec.split or DEFAULT_SPLIT, revision=spec.revision, streaming=True
+        )
+
+
+def commit(spec: SourceSpec) -> str:
+    """Return the commit, configuration and split of a dataset of the hub, as text. Raises ResourceError if the hub
+    cannot be reached."""
+    from huggingface_hub import HfApi
+
+    assert spec.dataset is not None
+    with _loading(spec):
+        sha = HfApi().dataset_info(spec.dataset, revision=spec.revision).sha
+    return f"{sha}/{spec.config}/{spec.split or DEFAULT_SPLIT}"
+
+
+@contextmanager
+def _loading(spec: SourceSpec) -> Iterator[None]:
+    """Convert errors of the hub and of its library to ResourceError."""
+    import httpx
+
+    try:
+        yield
+    except ResourceError:
+        raise
+    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
+        raise ResourceError(
+            f"dataset = {spec.dataset}: the Hugging Face hub did not return it "
+            f"({type(error).__name__}: {mask_text(str(error).strip())[:500]}). Check name, config, split and the "
+            "network connection (HF_TOKEN for private datasets), or download the files and set path"
+        ) from None

@@ -35,8 +35,7 @@ from components.inference.grammar_text import (
     tagged_or_text,
 )
 from components.inference.response_form import ResponseForm, parameter_of
-from components.inference.schema_limits import MAX_CHARACTERS, MAX_NESTING, exceeded_limit
-from components.inference.special_literals import special_literal
+from components.inference.schema_checks import MAX_CHARACTERS, MAX_NESTING, exceeded_limit, special_literal
 from components.inference.token_bytes import TokenBytes
 from components.specs.wording import shortened
 from components.trajectories.chat import ChatFormat

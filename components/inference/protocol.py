@@ -89,7 +89,7 @@ class ChatRequest:
     """Sampling seed: equal requests with equal seeds get equal responses."""
     agent: str = MAIN
     """Name of the requesting agent, if several agents play one episode. It affects the response of a policy with an
-    adapter for each role only (`role_engines`)."""
+    adapter for each role only (`engines.embedded`)."""
     episode: str = ""
     """Episode id for requests whose messages are copies of earlier responses (a client behind HTTP). Among earlier
     responses with equal text, the engine continues the one of the same episode."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from components.algorithms.policy_gradient.advantages import advantages, group_advantages
 from components.algorithms.policy_gradient.returns import discounted_sums, overlong, subtract_kl, turn_rewards
-from components.algorithms.policy_gradient.scaling import scaling_metrics
+from components.algorithms.policy_gradient.trainer import scaling_metrics
 from tests.algorithms.builders import make_history, make_trajectory
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)

@@ -10,10 +10,9 @@ import shutil
 import pytest
 import torch
 
-from components.algorithms.distillation import divergence
 from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.distillation.teacher import load_teacher
-from components.algorithms.distillation.trainer import train_distill
+from components.algorithms.distillation.trainer import reverse_kl, teacher_kl, train_distill
 from components.algorithms.policy import policy as policies
 from components.algorithms.policy.packing import TokenSequence, pack
 from components.errors import ArtifactError, ResourceError
@@ -61,12 +60,12 @@ def adapters(base_dir, tmp_path_factory):
 def test_the_kl_is_a_sum_over_the_vocabulary():
     logits_UV, teacher_UV = torch.randn(3, 5), torch.randn(3, 7)
     teacher_UV[:, 5:] = 30.0  # rows of a longer head without a token
-    kl_U = divergence.reverse_kl(logits_UV, teacher_UV, temperature=0.5)
+    kl_U = reverse_kl(logits_UV, teacher_UV, temperature=0.5)
     for row in range(3):
         p, q = ([math.exp(2 * value) for value in logits[row, :5].tolist()] for logits in (logits_UV, teacher_UV))
         p, q = ([value / sum(weights) for value in weights] for weights in (p, q))
         assert kl_U[row].item() == pytest.approx(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)), rel=1e-4)
-    assert divergence.reverse_kl(logits_UV, logits_UV).abs().max() < 1e-6
+    assert reverse_kl(logits_UV, logits_UV).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("which", ["base", "same", "other"])
@@ -119,9 +118,9 @@ def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeyp
 def test_models_that_do_more_to_their_logits_are_read_as_a_whole(base_dir):
     student, teacher = make_policy(base_dir), make_policy(base_dir, seed=7)
     [packed] = pack([TokenSequence([*range(5, 15)], [6, 8, 9])], 64)
-    alone = divergence.teacher_kl(student, teacher, packed, 1.0)
+    alone = teacher_kl(student, teacher, packed, 1.0)
     student._logit_transform = teacher._logit_transform = None
-    assert torch.allclose(divergence.teacher_kl(student, teacher, packed, 1.0), alone, atol=1e-6)
+    assert torch.allclose(teacher_kl(student, teacher, packed, 1.0), alone, atol=1e-6)
 
 
 def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):

@@ -10,9 +10,8 @@ import pytest
 from components.compute.local.spec import LocalPlace
 from components.compute.offer import Offer
 from components.compute.offer import offers as offers_of_all
-from components.compute.sky import offers as module
-from components.compute.sky.offers import offers
-from components.compute.sky.spec import SkyPlace
+from components.compute.sky import spec as module
+from components.compute.sky.spec import SkyPlace, offers
 
 VMS = """\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,Region,SpotPrice

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.filters.distinct import Distinct
-from components.filters.similar import SimilarityIndex, jaccard, shingles
+from components.filters.distinct import Distinct, SimilarityIndex, jaccard, shingles
 from components.trajectories.schema import History, Message, ToolCall
 from tests.filters.test_filters import selections_of
 from tests.trajectories.builders import episode, talk

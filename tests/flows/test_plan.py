@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.artifacts import Store
-from components.compute.sky.offers import Offer
+from components.compute.sky.spec import Offer
 from components.errors import SchemaMismatch
 from flows import plan as command
 from flows.history.records import Records

@@ -19,7 +19,7 @@ from components.errors import EngineError, SpecError
 from components.inference.grammar import Grammars
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.response_form import ResponseForm
-from components.inference.vllm.tokenizer import readable_tokenizer
+from components.inference.vllm.server import readable_tokenizer
 from components.models.byte_level import byte_level_decoder
 from tests.deployment.tiny import with_unused_decoders
 from tests.inference.test_forms import FORECAST, PING, SCHEMA, TALK, needs_llguidance, valid

@@ -13,14 +13,22 @@ engine whose log-probabilities differ from the trainer's.
 Sampled tokens and their log-probabilities are read from the trajectories; nothing is tokenized again. Trajectories that
 share a prefix share its computation (`packing`). Groups without spread contribute nothing; a batch of only such groups
 leaves the adapter and the optimizer unchanged, byte for byte.
+
+The guard `amplified_rewards` reads what `algorithm.scale` divides by (`scale_measures`): dividing by the standard
+deviation gives a group whose returns hardly differ the same weight as a group with failures and successes (the
+difficulty bias of Dr. GRPO, arXiv:2503.20783, section 3.1): a length penalty of 0.001 among equal rewards becomes an
+advantage of about 1. Compared with the range of rewards, the divisor says by how much.
 """
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +41,6 @@ from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import advantages, losses, returns, turn_credit
 from components.algorithms.policy_gradient.gradient_steps import Group, take_steps
-from components.algorithms.policy_gradient.scaling import scaling_metrics
 from components.algorithms.policy_gradient.training_data import (
     Learning,
     Packs,
@@ -44,11 +51,12 @@ from components.algorithms.policy_gradient.training_data import (
     policy_loss,
 )
 from components.algorithms.trainer import TrainingContext, TrainingResult
-from components.trajectories.groups import by_scenario
+from components.trajectories.groups import by_scenario, have_spread
 from components.trajectories.roles import role_names, role_turns
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
+    from components.algorithms.policy_gradient.advantages import Scale
     from components.algorithms.policy_gradient.spec import GRPOSpec
 
 KL_SAMPLE = 8
@@ -275,3 +283,21 @@ def _measured_kl(
         sums["kl_k1"] += losses.kl(logprob_S, reference_S, "k1").sum().item()
     sums = distributed.sums(sums)
     return {name: sums[name] / max(sums["tokens"], 1) for name in ("kl", "kl_k1")}
+
+
+DIVISOR, RANGE = "advantage_divisor", "reward_range"
+"""Metrics: the divisor that at least a tenth of the groups do not exceed, and the range of all returns."""
+SHARE = 0.1
+"""Share of the groups with spread that have at most the divisor of the metric."""
+
+
+def scaling_metrics(returns_G: Sequence[Sequence[float]], scale: Scale) -> dict[str, float]:
+    """Return the metrics of the returns of episodes, by group; none if nothing is divided.
+
+    Groups without spread have advantages of 0, so they do not count."""
+    returns = list(chain(*returns_G))
+    compared = {"group": returns_G, "batch": [returns], "none": []}[scale]
+    divisors = sorted(statistics.pstdev(values) for values in compared if have_spread(values))
+    if not divisors:
+        return {}
+    return {DIVISOR: divisors[math.ceil(SHARE * len(divisors)) - 1], RANGE: max(returns) - min(returns)}

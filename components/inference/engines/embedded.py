@@ -1,13 +1,21 @@
-"""The embedded engine: transformers in the process of the stage."""
+"""The embedded engine: transformers in the process of the stage.
+
+With an adapter for each role of the episodes (`model.lora.roles`), each role has an engine of its own with the weights
+of its adapter, so each has its own cache of prefixes: keys and values that one adapter computed are never read under
+another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from components.errors import ArtifactError, Problem, SpecError
 from components.inference.engine_spec import EngineSpec
-from components.inference.protocol import EngineHost, ModelEngine
+from components.inference.protocol import ChatCompletion, ChatRequest, EngineHost, ModelEngine
 from components.models.spec import ModelSpec
+from components.models.trained_weights import role_folders
 
 if TYPE_CHECKING:
     from components.inference.transformers.turns import Turns
@@ -33,7 +41,6 @@ class EmbeddedSpec(EngineSpec):
         return True
 
     def build_roles(self, model: ModelSpec, host: EngineHost, roles: Sequence[str]) -> ModelEngine:
-        from components.inference.role_engines import RoleEngines
         from components.inference.transformers.turns import Turns
 
         turns = Turns()
@@ -52,3 +59,46 @@ class EmbeddedSpec(EngineSpec):
             cache_bytes=default_cache_bytes(pick_device(model.device)) // share,
             turns=turns,
         )
+
+
+class RoleEngines:
+    """An engine that passes each request to the engine of its `agent`; implements
+    `components.inference.protocol.ModelEngine`. engines: by role."""
+
+    def __init__(self, engines: Mapping[str, ModelEngine]):
+        self.engines = dict(engines)
+
+    @property
+    def policy(self) -> str:
+        return next(iter(self.engines.values())).policy
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Return the response of the role's adapter. Raises SpecError for an agent without one."""
+        engine = self.engines.get(request.agent)
+        if engine is None:
+            text = (
+                f"{', '.join(self.engines)}: the agent {request.agent!r} has no adapter; expected the names of all "
+                "agents that ask the policy, or null for one adapter"
+            )
+            raise SpecError([Problem("model.lora.roles", text)])
+        return await engine.chat(request)
+
+    def load_policy(self, version: str, folder: str | None) -> None:
+        """Load `version`: the adapter of each role in `folder`, or the base model if it is None. Raises ArtifactError
+        for adapters of other roles."""
+        saved = role_folders(Path(folder)) if folder is not None else {}
+        if folder is not None and set(saved) != set(self.engines):
+            raise ArtifactError(
+                f"{folder} holds adapters of {', '.join(saved) or 'no roles'}; expected those of "
+                f"{', '.join(self.engines)}"
+            )
+        for role, engine in self.engines.items():
+            engine.load_policy(version, str(saved[role]) if folder is not None else None)
+
+    def release(self) -> None:
+        for engine in self.engines.values():
+            engine.release()
+
+    def close(self) -> None:
+        for engine in self.engines.values():
+            engine.close()

@@ -26,7 +26,6 @@ from components.inference.response_form import parameter_of
 from components.inference.stop_strings import StopDetector
 from components.inference.text_protocol import TextRequest
 from components.inference.transformers.kv_slots import KVSlots
-from components.inference.transformers.likeliest import likeliest
 from components.inference.transformers.logit_changes import LogitEditor
 from components.inference.transformers.prefixes import SHARED_TOKENS, partition, shared_prefix
 from components.inference.transformers.sampling import distributions, draw
@@ -362,3 +361,12 @@ def missing(row: Row) -> int:
 def shares_tokens(a: list[int], b: list[int], count: int) -> bool:
     """Return True if the first `count` tokens are equal. The last one, which differs most often, is compared first."""
     return min(len(a), len(b)) >= count and a[count - 1] == b[count - 1] and a[:count] == b[:count]
+
+
+def likeliest(logps_TV: torch.Tensor, count: int) -> list[TokenLogprobs]:
+    """Return the `count` most likely tokens of each of T distributions, without tokens that cannot be sampled."""
+    values_TK, ids_TK = logps_TV.topk(min(count, logps_TV.shape[-1]), dim=-1)
+    return [
+        [(token, logprob) for token, logprob in zip(ids, values, strict=True) if logprob > -torch.inf]
+        for ids, values in zip(ids_TK.tolist(), values_TK.tolist(), strict=True)
+    ]

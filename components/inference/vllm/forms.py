@@ -4,7 +4,7 @@ The server receives the text of our grammar (`components.inference.grammar`) and
 library that we use, before temperature and truncation; log-probabilities are those of the masked distribution. JSON has
 one form of whitespace (`compact`), because versions of llguidance limit it differently. Two other details are made
 equal: the end of the response, which is part of the grammar, and the bytes of tokens, which llguidance reads from the
-server's tokenizer (`components.inference.vllm.tokenizer`).
+server's tokenizer (`components.inference.vllm.server`).
 
 Servers may ignore a grammar without an error: older versions, another backend, a reasoning parser. So each server must
 first answer a request whose response is known, and every response is checked against the grammar.

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError, WaitTimeout
 from components.inference.vllm.command import RANKS, flags, vllm_environment, vllm_on_cpu
-from components.inference.vllm.tokenizer import readable_tokenizer
+from components.models.byte_level import byte_level_tokenizer
 from components.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -239,3 +241,26 @@ def _end(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(GRACE)
+
+
+_COPIED = ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "config.json")
+
+
+def readable_tokenizer(base_dir: Path, out: Path) -> Path | None:
+    """Write the tokenizer of `base_dir` without unused decoders to the folder `out`, and return it; None if
+    llguidance reads the model's own."""
+    text = byte_level_tokenizer(base_dir)
+    if text is None:
+        return None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+        folder = Path(scratch) / out.name
+        folder.mkdir()
+        for name in _COPIED:
+            if (base_dir / name).is_file():
+                shutil.copy(base_dir / name, folder / name)
+        (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+        out.mkdir(exist_ok=True)
+        for file in folder.iterdir():
+            os.replace(file, out / file.name)
+    return out

@@ -2,7 +2,7 @@
 
 Each pair is shown in both orders. A judge that prefers the same position both times gives no information about the
 episodes: that is a tie, and counted as position bias. From the points of the pairs (1 for a win in both orders, 3/4 for
-a win and a tie, 1/2 for a tie) follow strengths θ by Bradley-Terry (`comparison.bradley_terry`), and
+a win and a tie, 1/2 for a tie) follow strengths θ by Bradley-Terry (`comparison.pairings`), and
 
     score_i = mean over j ≠ i of σ(θ_i - θ_j)        the expected points of i against each other episode
 
@@ -19,8 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from components.rewards.judges.comparison.bradley_terry import shares
-from components.rewards.judges.comparison.pairings import Pair, all_pairs, random_rounds, swiss_round
+from components.rewards.judges.comparison.pairings import Pair, all_pairs, random_rounds, shares, swiss_round
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.distinct_episodes import DistinctEpisodes
 from components.rewards.llm.judge_reward import JudgeReward, Opinion, combine_opinions, total_cost

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from components.rewards.judges.comparison.bradley_terry import shares, strengths
+from components.rewards.judges.comparison.pairings import shares, strengths
 
 
 def sigma(x: float) -> float:

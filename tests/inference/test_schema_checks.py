@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.inference.special_literals import special_literal
+from components.inference.schema_checks import special_literal
 
 SPECIAL = ["<|im_end|>"]
 TEXT = "a <|im_end|>"
