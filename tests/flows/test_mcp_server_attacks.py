@@ -13,6 +13,7 @@ from flows.agent_tools.permissions import Permissions
 from flows.agent_tools.tools import Circumstances
 from flows.scheduling.parameters import ServedExperiment
 from tests.flows.test_serve_attacks import ALLOWED, TRICKS
+from tests.refusals import wrong_refusals
 
 pytestmark = pytest.mark.security
 
@@ -27,38 +28,30 @@ def permitted(root) -> Permissions:
     return Permissions([ServedExperiment("smoke", "smoke", (ALLOWED, f"root={root}"))])
 
 
-@pytest.mark.parametrize("line", TRICKS, ids=lambda line: line[:40])
-def test_what_a_served_run_may_not_set_an_agent_may_not_set(permitted, line):
-    with pytest.raises(SpecError):
-        permitted.arguments("smoke", [line])
+def test_what_a_served_run_may_not_set_an_agent_may_not_set(permitted):
+    assert wrong_refusals(((line, "") for line in TRICKS), lambda line: permitted.arguments("smoke", [line])) == []
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "/etc",
-        "/etc/passwd",
-        "'~'",
-        "'~root/x'",
-        "../x",
-        "a/../../../x",
-        "'/etc'",
-        "file:///etc",
-        "https://evil.test/model",
-        "s3://evil/x",
-        "README.md",
-        "conf/experiment",
-    ],
-)
-def test_an_allowed_key_gets_no_path_outside_of_the_root(permitted, value):
-    with pytest.raises(SpecError, match="no URL and no path outside"):
-        permitted.arguments("smoke", [f"name={value}"])
+PATHS = [
+    "/etc",
+    "/etc/passwd",
+    "'~'",
+    "'~root/x'",
+    "../x",
+    "a/../../../x",
+    "'/etc'",
+    "file:///etc",
+    "https://evil.test/model",
+    "s3://evil/x",
+    "README.md",
+    "conf/experiment",
+]
 
 
-def test_a_link_out_of_the_root_is_no_path_below_it(permitted, root):
+def test_an_allowed_key_gets_no_path_outside_of_the_root(permitted, root):
     (root / "link").symlink_to("/etc")
-    with pytest.raises(SpecError, match="no URL and no path outside"):
-        permitted.arguments("smoke", [f"name={root}/link/passwd"])
+    cases = [(value, "no URL and no path outside") for value in [*PATHS, f"{root}/link/passwd"]]
+    assert wrong_refusals(cases, lambda value: permitted.arguments("smoke", [f"name={value}"])) == []
 
 
 def test_allowed_values_pass(permitted, root):
@@ -70,30 +63,26 @@ def test_allowed_values_pass(permitted, root):
 JUDGE = ("reward=ruler", "reward.model.url=http://h/v1", "reward.model.model=m")
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["allow", "root", "store", "tracking.uri", "environment._target_", "agent.function", "notify.url_variable",
-     "reward.model.url", "reward.model.key_variable"],
-)  # fmt: skip
-def test_an_operator_cannot_offer_what_reaches_out_of_a_run(key):
-    with pytest.raises(SpecError, match="which an agent must not choose"):
+KEYS = ["allow", "root", "store", "tracking.uri", "environment._target_", "agent.function", "notify.url_variable",
+     "reward.model.url", "reward.model.key_variable"]  # fmt: skip
+
+
+def test_an_operator_cannot_offer_what_reaches_out_of_a_run():
+    def offer(key: str) -> None:
         Permissions([ServedExperiment("smoke", "smoke", (f"serve.overrides=[{key}]", *JUDGE))])
 
-
-@pytest.mark.parametrize(
-    "name", ["", "--html", "-m", "a b", "a=b", "../x", "a/b", "$(id)", "a\n", "a,b", "[a]", "{a: 1}"]
-)
-def test_a_run_is_named_by_a_word(name):
-    with pytest.raises(SpecError):
-        permissions.run_name(name)
-    with pytest.raises(SpecError):
-        permissions.policy_name(name)
+    assert wrong_refusals(((key, "which an agent must not choose") for key in KEYS), offer) == []
 
 
-@pytest.mark.parametrize("name", ["base@", "base@x", "a@1@2", "{model: openai/x}", "openai/gpt-5-mini", "a@1]", "'a'"])
-def test_policies_of_providers_are_refused(name):
-    with pytest.raises(SpecError):
-        permissions.policy_name(name)
+NAMES = ["", "--html", "-m", "a b", "a=b", "../x", "a/b", "$(id)", "a\n", "a,b", "[a]", "{a: 1}"]
+
+
+PROVIDERS = ["base@", "base@x", "a@1@2", "{model: openai/x}", "openai/gpt-5-mini", "a@1]", "'a'"]
+
+
+def test_a_run_is_named_by_a_word_and_a_policy_is_no_model_of_a_provider():
+    assert wrong_refusals(((name, "") for name in NAMES), permissions.run_name) == []
+    assert wrong_refusals(((name, "") for name in [*NAMES, *PROVIDERS]), permissions.policy_name) == []
 
 
 def test_runs_and_steps_are_policies():
@@ -102,37 +91,29 @@ def test_runs_and_steps_are_policies():
     assert permissions.run_name("tic_tac_toe") == "tic_tac_toe"
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"teacher": "/etc"},
-        {"teacher": "../x"},
-        {"teacher": "~/x"},
-        {"environment": "../../etc"},
-        {"environment": "--data=/etc/passwd"},
-        {"judge": "-x"},
-        {"data": "/etc/passwd"},
-        {"labels": -1},
-        {"config_dir": "/tmp"},
-    ],
-)
-def test_advice_reads_no_files_of_the_agents_choice(values):
-    with pytest.raises(ValidationError):
-        Circumstances(**values)
+CHOICES = [
+    {"teacher": "/etc"},
+    {"teacher": "../x"},
+    {"teacher": "~/x"},
+    {"environment": "../../etc"},
+    {"environment": "--data=/etc/passwd"},
+    {"judge": "-x"},
+    {"data": "/etc/passwd"},
+    {"labels": -1},
+    {"config_dir": "/tmp"},
+]
 
 
-def test_a_secret_is_refused_and_not_repeated(permitted):
-    secret = "sk-" + "a1B2" * 12
-    with pytest.raises(SpecError) as error:
-        permitted.arguments("smoke", [f"name={secret}"])
-    assert secret not in str(error.value)
-    with pytest.raises(SpecError) as error:
-        permitted.arguments(secret)
-    assert secret not in str(error.value)
+def test_advice_reads_no_files_of_the_agents_choice():
+    cases = ((values, "") for values in CHOICES)
+    assert wrong_refusals(cases, lambda values: Circumstances(**values), ValidationError) == []
 
 
-def test_a_planted_variable_is_not_read(permitted, monkeypatch):
+def test_a_secret_is_refused_and_not_repeated_and_a_variable_is_not_read(permitted, monkeypatch):
     monkeypatch.setitem(os.environ, "PLANTED", "planted-secret")
-    with pytest.raises(SpecError) as error:
-        permitted.arguments("smoke", ["name=${oc.env:PLANTED}"])
-    assert "planted-secret" not in str(error.value)
+    secret = "sk-" + "a1B2" * 12
+    for arguments in (("smoke", [f"name={secret}"]), (secret,), ("smoke", ["name=${oc.env:PLANTED}"])):
+        with pytest.raises(SpecError) as error:
+            permitted.arguments(*arguments)
+        assert secret not in str(error.value)
+        assert "planted-secret" not in str(error.value)

@@ -115,25 +115,34 @@ def applied(line: str, problem: Problem, suggestion: list[str]) -> tuple[list[st
     return [part for part in parts if part not in replaced and key(part) not in replaced | corrected] + new, sweep
 
 
-@pytest.mark.parametrize("line", MISTAKES)
-def test_each_suggestion_composes(line):
-    with pytest.raises(SpecError) as caught:
-        check(shlex.split(line), named=True)
-    suggested = [(problem, suggestion) for problem in caught.value.problems for suggestion in suggestions(problem)]
-    assert suggested or "OPTION" in str(caught.value), str(caught.value)
-    for problem, suggestion in suggested:
-        lines, sweep = applied(line, problem, suggestion)
-        try:
-            check(lines, multirun=sweep, named=True)
-        except SpecError as error:
-            pytest.fail(f"{problem}\nsuggests {suggestion}, but {lines}: {error}")
+def problems_of(lines: list[str], *, sweep: bool = False, folder: Path | None = None) -> list[Problem]:
+    """Return the problems of a command line; none if it composes."""
+    try:
+        check(lines, multirun=sweep, named=True, config_dir=folder)
+    except SpecError as error:
+        return error.problems
+    return []
 
 
-@pytest.mark.parametrize("part", ["zzz", "smoek", "environment._target_=components.environments.shop.Desk"])
-def test_what_resembles_nothing_has_no_suggestion(part):
-    with pytest.raises(SpecError) as caught:
-        check([ONE_EXPERIMENT, part])
-    assert [problem.nearest for problem in caught.value.problems] == [None]
+def test_each_suggestion_composes():
+    unhelpful, wrong = [], []
+    for line in MISTAKES:
+        problems = problems_of(shlex.split(line))
+        suggested = [(problem, suggestion) for problem in problems for suggestion in suggestions(problem)]
+        if not suggested and not any("OPTION" in str(problem) for problem in problems):
+            unhelpful.append((line, problems))
+        for problem, suggestion in suggested:
+            lines, sweep = applied(line, problem, suggestion)
+            wrong += [(str(problem), suggestion, lines, str(other)) for other in problems_of(lines, sweep=sweep)]
+    assert (unhelpful, wrong) == ([], [])
+
+
+def test_what_resembles_nothing_has_no_suggestion():
+    parts = ["zzz", "smoek", "environment._target_=components.environments.shop.Desk"]
+    problems = {part: problems_of([ONE_EXPERIMENT, part]) for part in parts}
+    assert [(part, [problem.nearest for problem in problems[part]]) for part in parts] == [
+        (part, [None]) for part in parts
+    ]
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -157,28 +166,29 @@ def experiment(folder: Path, name: str, *entries: str) -> None:
     (folder / "experiment" / f"{name}.yaml").write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("inherited", [False, True], ids=["", "inherited"])
-def test_a_wrong_entry_of_a_defaults_list_is_named_with_the_one_that_composes(tmp_path, entry, inherited):
-    base = [] if "smo" in entry else ["- smoke"]
-    experiment(tmp_path, "mine", *base, entry)
-    experiment(tmp_path, "above", "- mine")
-    chosen = "+experiment=above" if inherited else "+experiment=mine"
-    with pytest.raises(SpecError) as caught:
-        check([chosen], config_dir=tmp_path)
-    (problem,) = caught.value.problems
-    assert f"{tmp_path}/experiment/mine.yaml, defaults: '{entry}'" in problem.message
-    assert "Config search path" not in str(caught.value)
-    assert problem.nearest == ENTRIES[entry]
-    experiment(tmp_path, "mine", *base, problem.nearest)
-    assert check([chosen], config_dir=tmp_path)[0].model.source == "random"
+def test_a_wrong_entry_of_a_defaults_list_is_named_with_the_one_that_composes(tmp_path):
+    """Also where another experiment inherits it."""
+    for number, (entry, correct) in enumerate(ENTRIES.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        base = [] if "smo" in entry else ["- smoke"]
+        experiment(folder, "mine", *base, entry)
+        experiment(folder, "above", "- mine")
+        chosen = ["+experiment=above" if number % 2 else "+experiment=mine"]
+        (problem,) = problems_of(chosen, folder=folder)
+        assert f"{folder}/experiment/mine.yaml, defaults: '{entry}'" in problem.message
+        assert "Config search path" not in str(problem)
+        assert problem.nearest == correct
+        experiment(folder, "mine", *base, correct)
+        assert problems_of(chosen, folder=folder) == []
+        assert check(chosen, config_dir=folder)[0].model.source == "random", entry
 
 
 def test_an_entry_of_a_group_that_no_option_uses_is_named_without_a_suggestion(tmp_path):
     experiment(tmp_path, "mine", "- smoke", "- override /judge_model@reward.model: served")
-    with pytest.raises(SpecError, match=r"first choose one that does, as '- override /reward: …'") as caught:
-        check(["+experiment=mine"], config_dir=tmp_path)
-    assert caught.value.problems[0].nearest is None
+    (problem,) = problems_of(["+experiment=mine"], folder=tmp_path)
+    assert "first choose one that does, as '- override /reward: …'" in problem.message
+    assert problem.nearest is None
 
 
 def test_an_experiment_beside_its_folder_is_named_with_its_place(tmp_path):
@@ -314,10 +324,8 @@ def test_each_override_in_a_text_of_the_source_has_a_key_and_a_value_that_exist(
     assert refused == []
 
 
-@pytest.mark.parametrize(
-    "text", ["colect.group_size=4", "collect.group_sise=4", "model.dtype=float8", "algorithm=grpoo"]
-)
-def test_an_override_with_a_wrong_key_or_value_is_recognised(text):
-    name, _, value = text.partition("=")
-    assert not accepted(name, value)
-    assert not accepted(name, None) or name in ("model.dtype", "algorithm")
+def test_an_override_with_a_wrong_key_or_value_is_recognised():
+    for text in ("colect.group_size=4", "collect.group_sise=4", "model.dtype=float8", "algorithm=grpoo"):
+        name, _, value = text.partition("=")
+        assert not accepted(name, value), text
+        assert not accepted(name, None) or name in ("model.dtype", "algorithm"), text
