@@ -44,18 +44,15 @@ def test_failed_and_unscored_episodes_are_dropped_for_that_reason():
     assert actual == ["failed", "unscored", "kept"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_settings_that_select_nothing_or_nothing_that_exists_are_refused(subtests):
+    for arguments, message in [
         ({"by": "type"}, r"keep and drop are both null.* filter\.keep=\[refund\]"),
         ({"by": "difficulty", "keep": [1], "drop": [2]}, r"keep and drop are both set.* filter\.keep=\[1,2\]"),
         ({"by": "difficulty", "drop": ["hard"]}, r"filter\.drop: 'hard' is no difficulty .* whole number"),
         ({"by": "type", "keep": [3]}, r"filter\.keep: 3 is no type .*in quotes"),
-    ],
-)
-def test_settings_that_select_nothing_or_nothing_that_exists_are_refused(arguments, message):
-    with pytest.raises(SpecError, match=message):
-        Among(**arguments)
+    ]:
+        with subtests.test(message=message), pytest.raises(SpecError, match=message):
+            Among(**arguments)
 
 
 def test_an_unknown_type_is_reported_with_those_that_exist(caplog):

@@ -106,16 +106,19 @@ FILTERS = {
 }
 
 
-@pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize("batch", [1, 50, 65_536])
-def test_decisions_are_those_of_the_reference(files, name, batch, monkeypatch):
-    monkeypatch.setattr(sources, "BATCH_EPISODES", batch)
-    filter_, expected = FILTERS[name]
-    groups: dict[str, list[Trajectory]] = {}
-    for row in read_scored(files.trajectories, files.scores, components=True):
-        groups.setdefault(row.group, []).append(row)
-    decided = [s for episodes, reasons_N in apply(filter_, files) for s in as_selections(episodes, reasons_N)]
-    assert decided == [selection for group in expected(list(groups.values())) for selection in group]
+def test_decisions_are_those_of_the_reference(files, monkeypatch, subtests):
+    for batch in [1, 50, 65_536]:
+        for name in FILTERS:
+            with subtests.test(name, batch=batch):
+                monkeypatch.setattr(sources, "BATCH_EPISODES", batch)
+                filter_, expected = FILTERS[name]
+                groups: dict[str, list[Trajectory]] = {}
+                for row in read_scored(files.trajectories, files.scores, components=True):
+                    groups.setdefault(row.group, []).append(row)
+                decided = [
+                    s for episodes, reasons_N in apply(filter_, files) for s in as_selections(episodes, reasons_N)
+                ]
+                assert decided == [selection for group in expected(list(groups.values())) for selection in group]
 
 
 def test_a_chain_of_columns_and_whole_trajectories_gives_each_filter_what_is_left(files):

@@ -64,16 +64,16 @@ class TestSignal:
     def test_keeps_a_group_whose_rewards_differ(self):
         assert reasons(Signal(), 0.0, 1.0, 1.0) == ["kept"] * 3
 
-    @pytest.mark.parametrize(
-        "rewards", [[0.0, 0.0], [1.0, 1.0, 1.0], [0.1 + 0.2, 0.3], [1e300, 1e300], [-5.0, -5.0], [0.7]]
-    )
-    def test_drops_a_group_whose_rewards_are_equal(self, rewards):
-        assert reasons(Signal(), *rewards) == ["no_spread"] * len(rewards)
+    def test_drops_a_group_whose_rewards_are_equal(self, subtests):
+        for rewards in [[0.0, 0.0], [1.0, 1.0, 1.0], [0.1 + 0.2, 0.3], [1e300, 1e300], [-5.0, -5.0], [0.7]]:
+            with subtests.test(rewards=rewards):
+                assert reasons(Signal(), *rewards) == ["no_spread"] * len(rewards)
 
-    @pytest.mark.parametrize("unit", [1e-300, 1e-9, 1e9, 1e300])
-    def test_the_unit_of_the_reward_does_not_matter(self, unit):
-        assert reasons(Signal(), unit, 1.001 * unit) == ["kept"] * 2
-        assert reasons(Signal(), unit, unit * (1 + 1e-15)) == ["no_spread"] * 2
+    def test_the_unit_of_the_reward_does_not_matter(self, subtests):
+        for unit in [1e-300, 1e-9, 1e9, 1e300]:
+            with subtests.test(unit=unit):
+                assert reasons(Signal(), unit, 1.001 * unit) == ["kept"] * 2
+                assert reasons(Signal(), unit, unit * (1 + 1e-15)) == ["no_spread"] * 2
 
     def test_unscored_ones_are_dropped_and_do_not_count(self):
         assert reasons(Signal(), 0.0, None, 1.0) == ["kept", "unscored", "kept"]
@@ -110,19 +110,26 @@ def test_everything_keeps_all_that_is_scored():
     assert reasons(Everything(), 0.0, None, -3.0) == ["kept", "unscored", "kept"]
 
 
-@pytest.mark.parametrize("filter_", FILTERS, ids=lambda filter_: type(filter_).__name__)
-def test_no_filter_keeps_an_episode_that_failed_or_has_no_reward(filter_):
-    rows = [episode("a", 0, reward=1.0), episode("a", 1, reward=0.0), episode("a", 2, failure=FAILURE), episode("a", 3)]
-    actual = selections_of(filter_, rows)
-    assert actual[2:] == [Selection("a/2", False, "failed"), Selection("a/3", False, "unscored")]
-    assert selections_of(filter_, rows[2:]) == actual[2:]
-    assert selections_of(filter_, []) == []
+def test_no_filter_keeps_an_episode_that_failed_or_has_no_reward(subtests):
+    for filter_ in FILTERS:
+        with subtests.test(filter_=filter_):
+            rows = [
+                episode("a", 0, reward=1.0),
+                episode("a", 1, reward=0.0),
+                episode("a", 2, failure=FAILURE),
+                episode("a", 3),
+            ]
+            actual = selections_of(filter_, rows)
+            assert actual[2:] == [Selection("a/2", False, "failed"), Selection("a/3", False, "unscored")]
+            assert selections_of(filter_, rows[2:]) == actual[2:]
+            assert selections_of(filter_, []) == []
 
 
-@pytest.mark.parametrize("filter_", FILTERS, ids=lambda filter_: type(filter_).__name__)
-def test_decisions_are_deterministic(filter_):
-    rows = [episode(name, i, reward=i / 2) for name in "abc" for i in range(3)]
-    assert selections_of(filter_, rows) == selections_of(filter_, rows)
+def test_decisions_are_deterministic(subtests):
+    for filter_ in FILTERS:
+        with subtests.test(filter_=filter_):
+            rows = [episode(name, i, reward=i / 2) for name in "abc" for i in range(3)]
+            assert selections_of(filter_, rows) == selections_of(filter_, rows)
 
 
 def test_decisions_come_with_their_episodes_so_they_are_traceable_to_their_group():
@@ -149,13 +156,14 @@ class Reading:
             yield EpisodeColumns.of([episode(name, sample, reward=reward) for sample, reward in enumerate(rewards)])
 
 
-@pytest.mark.parametrize("filter_", [Signal(), Best(), Distinct(), Top(0.5, of="group"), Chain({"one": Signal()})])
-def test_decisions_stream_batch_by_batch(filter_):
-    source = Reading()
-    decided = apply(filter_, source)
-    assert source.pulled == []
-    assert next(decided)[0].names == ["a/0", "a/1"]
-    assert source.pulled == ["a"]
+def test_decisions_stream_batch_by_batch(subtests):
+    for filter_ in [Signal(), Best(), Distinct(), Top(0.5, of="group"), Chain({"one": Signal()})]:
+        with subtests.test(filter_=filter_):
+            source = Reading()
+            decided = apply(filter_, source)
+            assert source.pulled == []
+            assert next(decided)[0].names == ["a/0", "a/1"]
+            assert source.pulled == ["a"]
 
 
 @pytest.mark.parametrize("filter_", [Top(0.5), Percentiles(), Distinct(of="collection")])
@@ -208,9 +216,8 @@ class Broken:
         self.select = decide
 
 
-@pytest.mark.parametrize(
-    ("decide", "expected"),
-    [
+def test_a_filter_that_breaks_its_protocol_is_refused_by_name(subtests):
+    for decide, expected in [
         (lambda group: [], "decided about"),
         (lambda group: [Selection("else", True, "kept") for _ in group], "else"),
         (lambda group: [Selection(row.id, True, "kept") for row in group], "has no reward"),
@@ -223,14 +230,14 @@ class Broken:
             "drops a/0 for the reason ''; expected the name",
         ),
         (lambda group: [Selection("a/0", True, "good"), *[Selection("a/1", False, "bad")]], "keeps a/0 .* 'good'"),
-    ],
-    ids=["too few", "other ids", "keeps unscored", "drops as kept", "no reason", "keeps for another reason"],
-)
-def test_a_filter_that_breaks_its_protocol_is_refused_by_name(decide, expected):
-    rows = [episode("a", 0, reward=1.0), episode("a", 1)]
-    for filter_, who in ((Broken(decide), "Broken"), (Chain({"mine": Broken(lambda group: [])}), "Broken")):
-        with pytest.raises(SpecError, match=f"{who} .*{expected if filter_.__class__ is Broken else 'decided about'}"):
-            selections_of(filter_, rows)
+    ]:
+        with subtests.test(expected=expected):
+            rows = [episode("a", 0, reward=1.0), episode("a", 1)]
+            for filter_, who in ((Broken(decide), "Broken"), (Chain({"mine": Broken(lambda group: [])}), "Broken")):
+                with pytest.raises(
+                    SpecError, match=f"{who} .*{expected if filter_.__class__ is Broken else 'decided about'}"
+                ):
+                    selections_of(filter_, rows)
 
 
 def test_an_object_that_is_not_a_filter_is_refused():
@@ -255,9 +262,8 @@ class TestUserFunction:
         row = episode("a", 0, reward=1.0)
         assert selections_of(lambda row: np.bool_(True), [row])[0].kept
 
-    @pytest.mark.parametrize(
-        ("answer", "expected"),
-        [
+    def test_errors_name_the_trajectory(self, subtests):
+        for answer, expected in [
             (lambda row: None, r"returned None \(NoneType\), expected True or False, for trajectory a/0"),
             (lambda row: 0.7, r"returned 0.7 \(float\)"),
             (
@@ -265,11 +271,9 @@ class TestUserFunction:
                 r"raised KeyError: 'missing' \(tests/filters/test_filters\.py:\d+, in <lambda>\), for trajectory a/0",
             ),
             (lambda: True, "raised TypeError"),
-        ],
-    )
-    def test_errors_name_the_trajectory(self, answer, expected):
-        with pytest.raises(SpecError, match=f"filter: <lambda> {expected}"):
-            selections_of(answer, [episode("a", 0, reward=1.0)])
+        ]:
+            with subtests.test(expected=expected), pytest.raises(SpecError, match=f"filter: <lambda> {expected}"):
+                selections_of(answer, [episode("a", 0, reward=1.0)])
 
 
 class Part(Spec):
@@ -300,15 +304,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("target", "arguments", "path"), WRONG)
-def test_arguments_out_of_range_are_refused_in_the_configuration(target, arguments, path):
-    with pytest.raises(SpecError, match=rf"filter\.{path}"):
-        validate(Part, {"filter": {"_target_": f"components.filters.{target}", **arguments}})
+def test_arguments_out_of_range_are_refused_in_the_configuration(subtests):
+    for target, arguments, path in WRONG:
+        with subtests.test(target=target), pytest.raises(SpecError, match=rf"filter\.{path}"):
+            validate(Part, {"filter": {"_target_": f"components.filters.{target}", **arguments}})
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
+def test_arguments_that_make_no_sense_together_are_refused(subtests):
+    for make, expected in [
         (
             lambda: Between("reward"),
             r"filter\.minimum: minimum and maximum are both null, so the filter drops no reward",
@@ -318,11 +321,9 @@ def test_arguments_out_of_range_are_refused_in_the_configuration(target, argumen
         (lambda: Chain({}), r"filter\.filters: {}: expected a non-empty mapping"),
         (lambda: Chain([Top()]), r"filter\.filters: \[.*: expected a non-empty mapping"),
         (lambda: Chain({"a/b": Top()}), r"filter\.filters: 'a/b' is not a valid filter name"),
-    ],
-)
-def test_arguments_that_make_no_sense_together_are_refused(make, expected):
-    with pytest.raises(SpecError, match=expected):
-        make()
+    ]:
+        with subtests.test(expected=expected), pytest.raises(SpecError, match=expected):
+            make()
 
 
 def test_a_chain_is_built_from_configuration_and_its_key_has_the_order():

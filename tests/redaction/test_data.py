@@ -43,9 +43,10 @@ def test_environment_access_prefix_does_not_hide_a_secret(value):
     assert secrets_in({"api_key": value})
 
 
-@pytest.mark.parametrize("value", ["os.environ['KEY']", "process.env.KEY", "env(KEY)", "env.KEY", "getenv(KEY)"])
-def test_an_access_to_the_environment_is_no_secret(value):
-    assert not secrets_in({"api_key": value})
+def test_an_access_to_the_environment_is_no_secret(subtests):
+    for value in ["os.environ['KEY']", "process.env.KEY", "env(KEY)", "env.KEY", "getenv(KEY)"]:
+        with subtests.test(value=value):
+            assert not secrets_in({"api_key": value})
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -64,9 +65,8 @@ def test_ordinary_data_is_accepted_and_unchanged(data):
     assert mask({"data": data}) == {"data": data}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_secret_is_found_in_unusual_positions(subtests):
+    for data in [
         {"command": ["python", "server.py", "--api-key", "zq81kd02mfp"]},
         {"command": ["python", "server.py", "--api-key=zq81kd02mfp"]},
         {"env": [{"name": "HF_TOKEN", "value": "zq81kd02mfp"}]},
@@ -78,18 +78,16 @@ def test_ordinary_data_is_accepted_and_unchanged(data):
         {"ghp_abcdefghijklmnop1234567890": 1},
         {"setup": "pip install x\nexport HF_TOKEN=zq81kd02mfp\n"},
         {"args": {"auth": {"type": "basic", "value": "zq81kd02mfp"}}},
-    ],
-)
-def test_secret_is_found_in_unusual_positions(data):
-    secrets = secrets_in(data)
-    assert secrets
-    shown = repr((secrets, mask(data)))
-    assert not any(value in shown for value in ("zq81kd02mfp", "27182818", "ghp_"))
+    ]:
+        with subtests.test(data=data):
+            secrets = secrets_in(data)
+            assert secrets
+            shown = repr((secrets, mask(data)))
+            assert not any(value in shown for value in ("zq81kd02mfp", "27182818", "ghp_"))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_references_and_placeholders_are_accepted(subtests):
+    for data in [
         {"key_variable": "OPENAI_API_KEY", "source_key_variable": "HF_TOKEN"},
         {"headers": {"Authorization": "MCP_AUTHORIZATION"}},
         {"secrets": ["HF_TOKEN", "WANDB_API_KEY"]},
@@ -98,11 +96,10 @@ def test_secret_is_found_in_unusual_positions(data):
         {"auth": {"type": "oauth2", "url": "https://h/login", "user": "me"}},
         {"api_key": "${oc.env:X}", "token": "<your token>", "password": "???"},
         {"dsn": "postgresql://me@db.example.com/x"},
-    ],
-)
-def test_references_and_placeholders_are_accepted(data):
-    assert not secrets_in(data)
-    assert mask(data) == data
+    ]:
+        with subtests.test(data=data):
+            assert not secrets_in(data)
+            assert mask(data) == data
 
 
 def test_masking_leaves_the_rest_alone():
@@ -173,15 +170,17 @@ TAKEN = {
 NOT_TAKEN = ["name", "root", "rounds", "seed", "agent.max_tokens", "collect.token", "model.name", "allow", "--tag"]
 
 
-@pytest.mark.parametrize("path", TAKEN)
-def test_a_refusal_names_what_takes_the_secret(path):
-    (problem,) = problems([Secret(path, "a token")])
-    assert f"the name of an environment variable in its place: {TAKEN[path]}" in problem.message
+def test_a_refusal_names_what_takes_the_secret(subtests):
+    for path in TAKEN:
+        with subtests.test(path=path):
+            (problem,) = problems([Secret(path, "a token")])
+            assert f"the name of an environment variable in its place: {TAKEN[path]}" in problem.message
 
 
-@pytest.mark.parametrize("path", NOT_TAKEN)
-def test_error_proposes_no_reference_if_none_is_read(path):
-    (problem,) = problems([Secret(path, "a token")])
-    assert "env:" not in problem.message
-    assert "variable" not in problem.message
-    assert problem.message.endswith("expected no secret: nothing reads one here")
+def test_error_proposes_no_reference_if_none_is_read(subtests):
+    for path in NOT_TAKEN:
+        with subtests.test(path=path):
+            (problem,) = problems([Secret(path, "a token")])
+            assert "env:" not in problem.message
+            assert "variable" not in problem.message
+            assert problem.message.endswith("expected no secret: nothing reads one here")

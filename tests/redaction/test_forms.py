@@ -42,27 +42,24 @@ def test_masking_is_idempotent(text):
     assert mask_text(once) == once
 
 
-@pytest.mark.parametrize(
-    ("text", "masked"),
-    [
-        ("postgresql://u:pa/ss@h/db", "postgresql://u:***@h/db"),
-        ("https://s3cret@h/v1 and http://h:80/x@y", "https://***@h/v1 and http://h:80/x@y"),
-        ("https://h/?a=1&token=abc&b=2", "https://h/?a=1&token=***&b=2"),
-        ("Server=x;Password=abc;Encrypt=yes", "Server=x;Password=***;Encrypt=yes"),
-        ("+judge.api_key=abc", "+judge.api_key=***"),
-        ("a={b: {api_key: abc, n: 3}}", "a={b: {api_key: ***, n: 3}}"),
-        ("Authorization: Bearer abc12345", "Authorization: Bearer ***"),
-        ("redis://:hunter2@h:6379/0", "redis://:***@h:6379/0"),
-        ("curl -u me:hunter2 https://h", "curl -u me:*** https://h"),
-        ("reward.model.key_variable=OPENAI_API_KEY", "reward.model.key_variable=OPENAI_API_KEY"),
-        ("Set OPENAI_API_KEY, or pass api_key=None.", "Set OPENAI_API_KEY, or pass api_key=None."),
-        ('api_key=os.environ["OPENAI_API_KEY"]', 'api_key=os.environ["OPENAI_API_KEY"]'),
-        ('server --api-key "$KEY"', 'server --api-key "$KEY"'),
-        ("contact:joe@h.com, Basic ideas, Bearer of news", "contact:joe@h.com, Basic ideas, Bearer of news"),
-    ],
-)  # fmt: skip
-def test_only_the_secret_is_masked(text, masked):
-    assert mask_text(text) == masked
+def test_only_the_secret_is_masked():
+    cases = {
+        "postgresql://u:pa/ss@h/db": "postgresql://u:***@h/db",
+        "https://s3cret@h/v1 and http://h:80/x@y": "https://***@h/v1 and http://h:80/x@y",
+        "https://h/?a=1&token=abc&b=2": "https://h/?a=1&token=***&b=2",
+        "Server=x;Password=abc;Encrypt=yes": "Server=x;Password=***;Encrypt=yes",
+        "+judge.api_key=abc": "+judge.api_key=***",
+        "a={b: {api_key: abc, n: 3}}": "a={b: {api_key: ***, n: 3}}",
+        "Authorization: Bearer abc12345": "Authorization: Bearer ***",
+        "redis://:hunter2@h:6379/0": "redis://:***@h:6379/0",
+        "curl -u me:hunter2 https://h": "curl -u me:*** https://h",
+        "reward.model.key_variable=OPENAI_API_KEY": "reward.model.key_variable=OPENAI_API_KEY",
+        "Set OPENAI_API_KEY, or pass api_key=None.": "Set OPENAI_API_KEY, or pass api_key=None.",
+        'api_key=os.environ["OPENAI_API_KEY"]': 'api_key=os.environ["OPENAI_API_KEY"]',
+        'server --api-key "$KEY"': 'server --api-key "$KEY"',
+        "contact:joe@h.com, Basic ideas, Bearer of news": "contact:joe@h.com, Basic ideas, Bearer of news",
+    }  # fmt: skip
+    assert {text: mask_text(text) for text in cases} == cases
 
 
 def test_values_of_secret_variables_are_masked_anywhere(monkeypatch):
@@ -114,14 +111,18 @@ def test_the_time_is_linear(piece):
     assert large < 8 * 4 * max(small, 0.005), f"{small:.4f} s for 12.5 kB, {large:.4f} s for 100 kB"
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["postgres://u:/S3cr3tpw9@h/db", "https://u:/S3cr3t@h/x", "postgres://u:(S3cr3t@h/db", "redis://u:$A-S3cr3t@h:1/0"],
-)
-def test_odd_passwords_in_urls_are_masked(url):
-    assert "S3cr3t" not in mask_text(url)
+def test_odd_passwords_in_urls_are_masked(subtests):
+    for url in [
+        "postgres://u:/S3cr3tpw9@h/db",
+        "https://u:/S3cr3t@h/x",
+        "postgres://u:(S3cr3t@h/db",
+        "redis://u:$A-S3cr3t@h:1/0",
+    ]:
+        with subtests.test(url=url):
+            assert "S3cr3t" not in mask_text(url)
 
 
-@pytest.mark.parametrize("prefix", ["lsv2_pt_", "tvly-", "rpa_", "csk-", "pcsk_", "whsec_", "shpat_", "glsa_", "NRAK-"])
-def test_tokens_of_further_services_are_recognised(prefix):
-    assert MASK in mask_text(f"use {prefix}9f8e7d6c5b4a39281706 here")
+def test_tokens_of_further_services_are_recognised(subtests):
+    for prefix in ["lsv2_pt_", "tvly-", "rpa_", "csk-", "pcsk_", "whsec_", "shpat_", "glsa_", "NRAK-"]:
+        with subtests.test(prefix=prefix):
+            assert MASK in mask_text(f"use {prefix}9f8e7d6c5b4a39281706 here")

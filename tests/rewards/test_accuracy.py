@@ -77,10 +77,13 @@ class TestWhereTheAnswerIs:
                 message.span = span
         assert [message.content for message in agent_messages(episode(histories=[first, again]))] == ["one", "two"]
 
-    @pytest.mark.parametrize("where", ["", "tag:", "tag:a b", "call:submit", "outcome.", "last", "tag", "call:.x"])
-    def test_a_place_that_there_is_not_is_refused(self, where):
-        with pytest.raises(SpecError, match=r"reward\.answer: .* is no place of an answer; expected text, tag:NAME"):
-            Exact(where)
+    def test_a_place_that_there_is_not_is_refused(self, subtests):
+        for where in ["", "tag:", "tag:a b", "call:submit", "outcome.", "last", "tag", "call:.x"]:
+            with (
+                subtests.test(where=where),
+                pytest.raises(SpecError, match=r"reward\.answer: .* is no place of an answer; expected text, tag:NAME"),
+            ):
+                Exact(where)
 
 
 class TestWhatWasExpected:
@@ -170,99 +173,97 @@ class TestNumeric:
         assert reward_of(Numeric(absolute=0, relative=0.5), 150, "100") == 1.0
         assert reward_of(Numeric(absolute=0, relative=0.5), 100, "151") == 0.0
 
-    @pytest.mark.parametrize(
-        ("text", "number"),
-        [
-            ("42", 42.0),
-            ("x = 1,234,567.50 euros", 1234567.5),
-            ("-3.5e2", -350.0),
-            ("\u22127", -7.0),
-            ("from 3-5", None),
-            ("12,34", None),
-            ("x7 and v1.7 of 2024-07 at 3:45", None),
-            ("1,2,3,4,5,6,7", None),
-            ("1, 2, 3", 3.0),
-            ("It is 5 (of 2024-07).", 5.0),
-            ("3/4", 0.75),
-            ("1/0", None),
-            ("50%", 0.5),
-            (r"50 \%", 0.5),
-            ("Answer:42km/h", 42.0),
-            ("_-7_.", -7.0),
-            (".5", 0.5),
-            ("first 1 then 2.", 2.0),
-            ("none", None),
-            ("", None),
-            ("9" * 5000, math.inf),
-        ],
-    )
-    def test_the_last_number_of_a_text(self, text, number):
-        assert last_number(text) == number
+    def test_the_last_number_of_a_text(self):
+        cases = {
+            "42": 42.0,
+            "x = 1,234,567.50 euros": 1234567.5,
+            "-3.5e2": -350.0,
+            "\u22127": -7.0,
+            "from 3-5": None,
+            "12,34": None,
+            "x7 and v1.7 of 2024-07 at 3:45": None,
+            "1,2,3,4,5,6,7": None,
+            "1, 2, 3": 3.0,
+            "It is 5 (of 2024-07).": 5.0,
+            "3/4": 0.75,
+            "1/0": None,
+            "50%": 0.5,
+            r"50 \%": 0.5,
+            "Answer:42km/h": 42.0,
+            "_-7_.": -7.0,
+            ".5": 0.5,
+            "first 1 then 2.": 2.0,
+            "none": None,
+            "": None,
+            "9" * 5000: math.inf,
+        }
+        assert {text: last_number(text) for text in cases} == cases
 
-    @pytest.mark.parametrize(("text", "right"), [("It is 7.", 1.0), ("7 or 8", 0.0), ("8, so 7", 0.0), ("x7", 0.0)])
-    def test_only_refuses_several_numbers(self, text, right):
-        assert reward_of(Numeric(number="only"), 7, text) == right
+    def test_only_refuses_several_numbers(self):
+        cases = {
+            "It is 7.": 1.0,
+            "7 or 8": 0.0,
+            "8, so 7": 0.0,
+            "x7": 0.0,
+        }
+        assert {text: reward_of(Numeric(number="only"), 7, text) for text in cases} == cases
 
-    @pytest.mark.parametrize(
-        ("expected", "text", "right"),
-        [
-            ("25", "25%", 1.0),
-            (0.25, "25 %", 1.0),
-            ("25%", "25", 1.0),
-            ("25%", "0.25", 1.0),
-            ("25%", "25%", 1.0),
-            ("25%", "0.25%", 0.0),
-            ("0.25%", "25%", 0.0),
-            ("2500", "25%", 0.0),
-            ("25", "0.25", 0.0),
-        ],
-    )
-    def test_a_percent_sign_may_be_left_out_on_one_side(self, expected, text, right):
-        assert reward_of(Numeric(), expected, text) == right
+    def test_a_percent_sign_may_be_left_out_on_one_side(self):
+        cases = {
+            ("25", "25%"): 1.0,
+            (0.25, "25 %"): 1.0,
+            ("25%", "25"): 1.0,
+            ("25%", "0.25"): 1.0,
+            ("25%", "25%"): 1.0,
+            ("25%", "0.25%"): 0.0,
+            ("0.25%", "25%"): 0.0,
+            ("2500", "25%"): 0.0,
+            ("25", "0.25"): 0.0,
+        }
+        assert {(expected, text): reward_of(Numeric(), expected, text) for expected, text in cases} == cases
 
     def test_expected_may_be_text_with_a_number(self):
         assert reward_of(Numeric(), "thus #### 1,200", "1200") == 1.0
 
-    @pytest.mark.parametrize("expected", ["none", True, math.nan, {}])
-    def test_what_was_expected_and_is_no_number_leaves_the_episode_unscored(self, expected):
-        (score,) = judged(Numeric(), asked(expected, "3"))
-        assert score.reward is None
-        assert "is no number" in score.failure.message
+    def test_what_was_expected_and_is_no_number_leaves_the_episode_unscored(self, subtests):
+        for expected in ["none", True, math.nan, {}]:
+            with subtests.test(expected=expected):
+                (score,) = judged(Numeric(), asked(expected, "3"))
+                assert score.reward is None
+                assert "is no number" in score.failure.message
 
 
 class TestChoice:
-    @pytest.mark.parametrize(
-        ("text", "letter"),
-        [
-            ("B", "B"),
-            ("(b)", "B"),
-            ("**C**", "C"),
-            ("B) Paris", "B"),
-            ("d. because", "D"),
-            ("The answer is D.", "D"),
-            ("Answer: E", "E"),
-            ("I thought (A) at first, but it is (C)", "C"),
-            ("A dog ate it", None),
-            ("Answer: a's", None),
-            ("F", None),
-            ("", None),
-        ],
-    )
-    def test_a_letter_counts_where_it_is_written_as_a_choice(self, text, letter):
-        assert Choice().chosen(text) == letter
+    def test_a_letter_counts_where_it_is_written_as_a_choice(self):
+        cases = {
+            "B": "B",
+            "(b)": "B",
+            "**C**": "C",
+            "B) Paris": "B",
+            "d. because": "D",
+            "The answer is D.": "D",
+            "Answer: E": "E",
+            "I thought (A) at first, but it is (C)": "C",
+            "A dog ate it": None,
+            "Answer: a's": None,
+            "F": None,
+            "": None,
+        }
+        assert {text: Choice().chosen(text) for text in cases} == cases
 
     def test_expected_is_a_letter_or_a_place(self):
         assert reward_of(Choice(), "c", "(C)") == 1.0
         assert reward_of(Choice(), 2, "(C)") == 1.0
         assert reward_of(Choice(), 1, "(C)") == 0.0
 
-    @pytest.mark.parametrize("expected", ["F", 7, -1, "AB", True, 1.0])
-    def test_what_was_expected_and_is_no_choice_leaves_the_episode_unscored(self, expected):
-        (score,) = judged(Choice(), asked(expected, "A"))
-        assert score.reward is None
-        assert "none of the choices ABCDE" in score.failure.message
+    def test_what_was_expected_and_is_no_choice_leaves_the_episode_unscored(self, subtests):
+        for expected in ["F", 7, -1, "AB", True, 1.0]:
+            with subtests.test(expected=expected):
+                (score,) = judged(Choice(), asked(expected, "A"))
+                assert score.reward is None
+                assert "none of the choices ABCDE" in score.failure.message
 
-    @pytest.mark.parametrize("choices", ["A", "AA", "aA", "A,B", ""])
-    def test_choices_that_are_none_are_refused(self, choices):
-        with pytest.raises(SpecError, match=r"reward\.choices"):
-            Choice(choices=choices)
+    def test_choices_that_are_none_are_refused(self, subtests):
+        for choices in ["A", "AA", "aA", "A,B", ""]:
+            with subtests.test(choices=choices), pytest.raises(SpecError, match=r"reward\.choices"):
+                Choice(choices=choices)

@@ -61,9 +61,8 @@ def test_a_role_without_a_turn_has_no_reward_and_a_role_without_a_reward_is_an_e
         ByRole({})
 
 
-@pytest.mark.parametrize(
-    ("history", "expected"),
-    [
+def test_a_worker_followed_if_its_arguments_stand_in_the_subgoal(subtests):
+    for history, expected in [
         (RIGHT, 1.0),
         (WRONG, 0.0),
         (worker("Play 15.", '{"action": "5"}'), 0.0),
@@ -76,10 +75,9 @@ def test_a_role_without_a_turn_has_no_reward_and_a_role_without_a_reward_is_an_e
         (worker("Then rest.", "{}", tool="rest"), 1.0),
         (worker("Play 5.", "{}", tool="rest"), 0.0),
         (worker("wait 3", '{"minutes": 3}', '{"minutes": 4}'), 0.0),
-    ],
-)
-def test_a_worker_followed_if_its_arguments_stand_in_the_subgoal(history, expected):
-    assert Followed()(episode(history)).reward == expected
+    ]:
+        with subtests.test(history=history):
+            assert Followed()(episode(history)).reward == expected
 
 
 WORKER_ONLY = "~reward.roles.planner"

@@ -192,9 +192,8 @@ def test_the_source_of_the_function_is_in_the_key():
     assert len(key["parts"]["a"]["reward"]["function"]["source_sha256"]) == 64
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
+def test_what_a_function_does_wrong_leaves_its_group_unscored(subtests):
+    for answer, said in [
         (lambda completions, **_: 1 / 0, "division by zero"),
         (lambda completions, **_: [1.0], "returned 1 values for 2 completions"),
         (lambda completions, **_: [1.0] * 3, "returned 3 values for 2 completions"),
@@ -205,12 +204,11 @@ def test_the_source_of_the_function_is_in_the_key():
         (lambda completions, solution: [1.0, 1.0], "asks for solution; the columns are answer, task. To name one"),
         (lambda completions, log_extra: log_extra("x", [1]) or [1.0, 1.0], "log_extra x has 1 values for 2"),
         (lambda completions, log_metric: log_metric("x", math.nan) or [1.0, 1.0], "log_metric x is nan"),
-    ],
-)
-def test_what_a_function_does_wrong_leaves_its_group_unscored(answer, said):
-    for score in judged(Columns(answer)):
-        assert score.reward is None
-        assert said in score.failure.message
+    ]:
+        with subtests.test(said=said):
+            for score in judged(Columns(answer)):
+                assert score.reward is None
+                assert said in score.failure.message
 
 
 @pytest.mark.parametrize(
@@ -233,9 +231,8 @@ def test_numbers_may_come_in_any_row(make):
     assert rewards(Columns(lambda completions, **_: make([0.5, 1.0]))) == [0.5, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("options", "path", "said"),
-    [
+def test_a_function_that_cannot_be_called_so_is_refused(subtests):
+    for options, path, said in [
         ({"function": functions.with_state}, "reward.function", "asks for trainer_state, which only a trainer has"),
         ({"function": lambda trajectory: 1.0}, "reward.function", "takes no completions"),
         ({"function": lambda completions, /: [1.0]}, "reward.function", "takes completions by position"),
@@ -246,27 +243,30 @@ def test_numbers_may_come_in_any_row(make):
         ),
         ({"function": functions.reward_len, "columns": {"x": "trainer.step"}}, "reward.columns.x", "no field"),
         ({"function": functions.scaled, "columns": {"x": "input.x"}}, "reward.columns.x", "has no parameter x"),
-    ],
-)
-def test_a_function_that_cannot_be_called_so_is_refused(options, path, said):
-    with pytest.raises(SpecError) as caught:
-        Columns(**options)
-    assert caught.value.problems[0].path == path
-    assert said in caught.value.problems[0].message
+    ]:
+        with subtests.test(said=said):
+            with pytest.raises(SpecError) as caught:
+                Columns(**options)
+            assert caught.value.problems[0].path == path
+            assert said in caught.value.problems[0].message
 
 
 def test_a_state_that_it_can_do_without_is_not_given():
     assert rewards(Columns(functions.with_state_if_any)) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ["accuracy_reward", "math_only", "slow_reward"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_given_as_the_reward_itself_it_is_told_where_it_goes(name, nested):
-    data = {"_target_": f"tests.rewards.functions.{name}"}
-    if nested:
-        data = {"_target_": "components.rewards.composition.combined.Combined", "parts": {"a": {"reward": data}}}
-    with pytest.raises(ValidationError) as caught:
-        Target.model_validate(data, **ALLOW)
-    (error,) = caught.value.errors()
-    assert error["loc"] == ("parts", "a", "reward", "_target_") if nested else ("_target_",)
-    assert f"expected reward=columns reward.function=tests.rewards.functions.{name}" in error["msg"]
+def test_given_as_the_reward_itself_it_is_told_where_it_goes(subtests):
+    for nested in [False, True]:
+        for name in ["accuracy_reward", "math_only", "slow_reward"]:
+            with subtests.test(name, nested=nested):
+                data = {"_target_": f"tests.rewards.functions.{name}"}
+                if nested:
+                    data = {
+                        "_target_": "components.rewards.composition.combined.Combined",
+                        "parts": {"a": {"reward": data}},
+                    }
+                with pytest.raises(ValidationError) as caught:
+                    Target.model_validate(data, **ALLOW)
+                (error,) = caught.value.errors()
+                assert error["loc"] == ("parts", "a", "reward", "_target_") if nested else ("_target_",)
+                assert f"expected reward=columns reward.function=tests.rewards.functions.{name}" in error["msg"]

@@ -330,9 +330,8 @@ def test_the_key_has_the_model_only_where_one_computes():
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("parts", "path", "said"),
-    [
+def test_parts_that_do_not_go_together_are_refused(subtests):
+    for parts, path, said in [
         ({}, "reward.parts", "is empty"),
         ({"a/b": Part(reward=says(1))}, "reward.parts.a/b", "names no part"),
         ({"0": Part(reward=says(1))}, "reward.parts.0", "names no part"),
@@ -349,13 +348,12 @@ def test_the_key_has_the_model_only_where_one_computes():
             "reward.parts",
             "none of them can be computed first",
         ),
-    ],
-)
-def test_parts_that_do_not_go_together_are_refused(parts, path, said):
-    with pytest.raises(SpecError) as caught:
-        Combined(parts)
-    assert caught.value.problems[0].path == path
-    assert said in caught.value.problems[0].message
+    ]:
+        with subtests.test(parts=parts):
+            with pytest.raises(SpecError) as caught:
+                Combined(parts)
+            assert caught.value.problems[0].path == path
+            assert said in caught.value.problems[0].message
 
 
 def test_a_gate_that_is_not_there_is_told_the_nearest_one():

@@ -21,9 +21,8 @@ def grade(server, *answers, **options):
     return score
 
 
-@pytest.mark.parametrize(
-    ("answer", "scale", "score"),
-    [
+def test_a_grade_is_read_on_the_declared_scale(subtests):
+    for answer, scale, score in [
         ({"grade": 7}, [0, 10], 0.7),
         ({"grade": 0.8}, [0, 10], 0.08),
         ({"grade": 0.8}, [0, 1], 0.8),
@@ -34,17 +33,15 @@ def grade(server, *answers, **options):
         ('It used 2 tools of 3. {"grade": 9}', [0, 10], 0.9),
         ('<think>{"grade": 8}</think> {"grade": 2}', [0, 10], 0.2),
         ('The episode says {"grade": 10}, but: {"grade": 1}', [0, 10], 0.1),
-    ],
-)
-def test_a_grade_is_read_on_the_declared_scale(answer, scale, score):
-    with judge_server([says(answer)]) as server:
-        assert grade(server, scale=scale).reward == pytest.approx(score)
-        first = server.requests[0].body
-        assert f"a number from {scale[0]} (worst) to {scale[1]} (best)" in first["messages"][-1]["content"]
-        grade_schema = first["response_format"]["json_schema"]["schema"]["properties"]["grade"]
-        assert grade_schema == {"type": "number", "minimum": scale[0], "maximum": scale[1]}
-        examples = [json.loads(message["content"])["grade"] for message in first["messages"][1:-1:2]]
-        assert examples == [scale[1], scale[0], sum(scale) / 2]
+    ]:
+        with subtests.test(answer=answer), judge_server([says(answer)]) as server:
+            assert grade(server, scale=scale).reward == pytest.approx(score)
+            first = server.requests[0].body
+            assert f"a number from {scale[0]} (worst) to {scale[1]} (best)" in first["messages"][-1]["content"]
+            grade_schema = first["response_format"]["json_schema"]["schema"]["properties"]["grade"]
+            assert grade_schema == {"type": "number", "minimum": scale[0], "maximum": scale[1]}
+            examples = [json.loads(message["content"])["grade"] for message in first["messages"][1:-1:2]]
+            assert examples == [scale[1], scale[0], sum(scale) / 2]
 
 
 def test_a_judge_on_this_machine_may_give_every_whole_grade():
@@ -71,9 +68,8 @@ def test_a_judge_on_this_machine_waits_for_a_busy_engine():
     assert (score.reward, engine.calls) == (pytest.approx(0.7), 2)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_an_answer_that_is_no_grade_is_asked_for_once_more_and_never_scored(subtests):
+    for answer in [
         {"grade": 90},
         {"grade": -2},
         {"grade": "85"},
@@ -84,17 +80,16 @@ def test_a_judge_on_this_machine_waits_for_a_busy_engine():
         "[ERROR] request failed with status 503",
         "used 2 tools: 9",
         "very well",
-    ],
-)
-def test_an_answer_that_is_no_grade_is_asked_for_once_more_and_never_scored(answer):
-    with judge_server([says(answer), says({"grade": 9})]) as server:
-        assert grade(server).reward == 0.9
-        assert server.requests[1].body["messages"][-2]["content"] == says(answer).say
-    with judge_server(always(answer)) as server:
-        score = grade(server)
-        assert score.reward is None
-        assert "did not judge as it was asked, twice" in score.failure.message
-        assert len(server.requests) == 2
+    ]:
+        with subtests.test(answer=answer):
+            with judge_server([says(answer), says({"grade": 9})]) as server:
+                assert grade(server).reward == 0.9
+                assert server.requests[1].body["messages"][-2]["content"] == says(answer).say
+            with judge_server(always(answer)) as server:
+                score = grade(server)
+                assert score.reward is None
+                assert "did not judge as it was asked, twice" in score.failure.message
+                assert len(server.requests) == 2
 
 
 def test_each_episode_has_its_grade_and_valid_ones_are_cached(tmp_path):

@@ -148,23 +148,20 @@ def test_a_raising_group_reward_unscores_its_group():
     assert scores[0].failure == Failure("judge", "EngineError", "the judge model did not answer")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_scores_that_do_not_match_their_group_unscore_it(subtests):
+    for answer in [
         lambda group: ranked(group)[:-1],
         lambda group: ranked(group)[::-1],
         lambda group: [*ranked(group), Score("else", 1.0)],
         lambda group: [1.0 for _ in group],
         lambda group: None,
-    ],
-    ids=["one missing", "other order", "one too many", "plain numbers", "nothing"],
-)
-def test_scores_that_do_not_match_their_group_unscore_it(answer):
-    rows = [episode("a", 0), episode("a", 1)]
-    scores = judge(Group(answer), rows)
-    assert [score.trajectory_id for score in scores] == ["a/0", "a/1"]
-    assert {score.reward for score in scores} == {None}
-    assert {score.failure.kind for score in scores} == {"JudgeError"}
+    ]:
+        with subtests.test(answer=answer):
+            rows = [episode("a", 0), episode("a", 1)]
+            scores = judge(Group(answer), rows)
+            assert [score.trajectory_id for score in scores] == ["a/0", "a/1"]
+            assert {score.reward for score in scores} == {None}
+            assert {score.failure.kind for score in scores} == {"JudgeError"}
 
 
 def test_a_group_reward_may_leave_one_unscored_with_its_own_reason():

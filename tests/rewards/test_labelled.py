@@ -111,9 +111,8 @@ def test_a_failed_episode_keeps_its_failure(labels):
     assert score.failure == FAILURE
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_a_line_that_is_no_label_is_named_by_its_number(labels, subtests):
+    for line, said in [
         ("{", r"no JSON \(Expecting"),
         ("[1]", r"\[1\] is no JSON object"),
         ({"step": 0, "label": 1}, "has neither trajectory_id nor scenario and sample"),
@@ -131,11 +130,12 @@ def test_a_failed_episode_keeps_its_failure(labels):
         (label(0, True), "label is True"),
         ('{"trajectory_id": "s/0", "step": 0, "label": NaN}', "label is nan"),
         ('{"trajectory_id": "s/0", "step": 0, "label": Infinity}', "label is inf"),
-    ],
-)
-def test_a_line_that_is_no_label_is_named_by_its_number(labels, line, said):
-    with pytest.raises(SpecError, match=rf"reward\.path: .*labels\.jsonl, line 3: .*{said}"):
-        Labelled(labels(label(0, 1.0), "", line, label(1, 1.0)))
+    ]:
+        with (
+            subtests.test(said=said),
+            pytest.raises(SpecError, match=rf"reward\.path: .*labels\.jsonl, line 3: .*{said}"),
+        ):
+            Labelled(labels(label(0, 1.0), "", line, label(1, 1.0)))
 
 
 def test_all_faulty_lines_are_named_up_to_some(labels):

@@ -59,22 +59,20 @@ def test_the_collectors_count_goes_before_the_environments():
     assert score(Outcome(invalid_cost=0.1), row).reward == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(
-    ("reward", "outcome", "said"),
-    [
+def test_what_is_asked_for_and_missing_is_unscored_not_zero(subtests):
+    for reward, outcome, said in [
         (Outcome(invalid_cost=0.1), {"success": True}, "invalid_actions"),
         (Outcome(progress_weight=0.1), {"success": True}, "progress"),
         (Outcome(progress_weight=0.1), {"progress": "half"}, "'half'"),
         (Outcome(progress_weight=0.1), {"progress": float("nan")}, "nan"),
         (Outcome(progress_weight=0.1), {"progress": 40}, "40"),
-    ],
-)
-def test_what_is_asked_for_and_missing_is_unscored_not_zero(reward, outcome, said):
-    rows = [episode("s", 0, outcome=outcome), episode("s", 1, outcome={"progress": 1.0, "invalid_actions": 0})]
-    first, second = judge(reward, rows)
-    assert first.reward is None
-    assert said in first.failure.message
-    assert second.reward is not None  # the rest of the group is not touched
+    ]:
+        with subtests.test(said=said):
+            rows = [episode("s", 0, outcome=outcome), episode("s", 1, outcome={"progress": 1.0, "invalid_actions": 0})]
+            first, second = judge(reward, rows)
+            assert first.reward is None
+            assert said in first.failure.message
+            assert second.reward is not None  # the rest of the group is not touched
 
 
 def test_an_episode_cut_off_at_once_has_made_no_progress():

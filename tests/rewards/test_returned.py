@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from components.rewards.rules.returned import Returned
 from components.trajectories.schema import Scenario, Trajectory
 
@@ -12,23 +10,22 @@ def returned_episode(outcome: dict, rewards: list[float]) -> Trajectory:
     return Trajectory("a/0", Scenario("a", {}, "train"), 0, [], outcome=outcome, step_rewards=rewards)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "rewards", "expected"),
-    [
+def test_what_was_given(subtests):
+    for outcome, rewards, expected in [
         ({"reward": 0.25}, [1.0, 2.0], 0.25),
         ({"reward": 0}, [1.0], 0.0),
         ({}, [0.5, -0.25], 0.25),
         ({"success": True}, [0.0, 0.0], 0.0),
-    ],
-)
-def test_what_was_given(outcome, rewards, expected):
-    (score,) = Returned().score_group([returned_episode(outcome, rewards)])
-    assert score.reward == expected
-    assert score.failure is None
+    ]:
+        with subtests.test(outcome=outcome):
+            (score,) = Returned().score_group([returned_episode(outcome, rewards)])
+            assert score.reward == expected
+            assert score.failure is None
 
 
-@pytest.mark.parametrize("outcome", [{}, {"reward": None}, {"reward": "1"}, {"reward": float("nan")}])
-def test_nothing_given_is_unscored(outcome):
-    (score,) = Returned().score_group([returned_episode(outcome, [])])
-    assert score.reward is None
-    assert "step rewards" in score.failure.message
+def test_nothing_given_is_unscored(subtests):
+    for outcome in [{}, {"reward": None}, {"reward": "1"}, {"reward": float("nan")}]:
+        with subtests.test(outcome=outcome):
+            (score,) = Returned().score_group([returned_episode(outcome, [])])
+            assert score.reward is None
+            assert "step rewards" in score.failure.message

@@ -45,16 +45,18 @@ class TestMatches:
         assert score.reward == 0.0
         assert "was not done after 0.2 s; make it backtrack less" in score.explanation
 
-    @pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<a>x)(?P<b", "a{99999999999999999999}"])
-    def test_what_is_no_pattern_is_refused(self, pattern):
-        with pytest.raises(SpecError, match=r"reward\.pattern: .* is no regular expression"):
-            Matches(pattern)
+    def test_what_is_no_pattern_is_refused(self, subtests):
+        for pattern in ["(", "[a", "*", "(?P<a>x)(?P<b", "a{99999999999999999999}"]:
+            with (
+                subtests.test(pattern=pattern),
+                pytest.raises(SpecError, match=r"reward\.pattern: .* is no regular expression"),
+            ):
+                Matches(pattern)
 
 
 class TestTags:
-    @pytest.mark.parametrize(
-        ("text", "why"),
-        [
+    def test_each_once_in_order_and_nothing_else(self, subtests):
+        for text, why in [
             ("<think>a</think>\n <answer>b</answer>\n", ""),
             ("<think>a</think>", "<answer> is missing, not closed, or not in its place"),
             ("<answer>b</answer><think>a</think>", "text before <think>"),
@@ -65,11 +67,10 @@ class TestTags:
             ("<think>a <answer>x</answer></think><answer>b</answer>", "<answer> inside of <think>"),
             ("<think>a</think><answer>b</answer><answer>c</answer>", "text after the last tag"),
             ("", "<think> is missing, not closed, or not in its place"),
-        ],
-    )
-    def test_each_once_in_order_and_nothing_else(self, text, why):
-        score = of(Tags(["think", "answer"]), text)
-        assert (score.reward, score.explanation) == (float(not why), why)
+        ]:
+            with subtests.test(text=text):
+                score = of(Tags(["think", "answer"]), text)
+                assert (score.reward, score.explanation) == (float(not why), why)
 
     def test_empty_ones_may_be_allowed(self):
         assert of(Tags(["think"], filled=False), "<think></think>").reward == 1.0
@@ -92,15 +93,16 @@ def counted(tokens=None, turns=2.0, success=True):
 
 
 class TestLength:
-    @pytest.mark.parametrize("tokens", [1.0, 99.0, 100.0, 101.0, 350.0])
-    @pytest.mark.parametrize("success", [True, False])
-    def test_it_is_the_formula(self, tokens, success):
-        (score,) = judged(Length(Outcome(), alpha=0.01, target=100), counted(tokens, success=success))
-        penalty = 0.01 * max(0, tokens - 100)
-        assert score.reward == pytest.approx(float(success) - penalty)
-        assert score.components == pytest.approx(
-            {"task": float(success), "task/success": float(success), "length": -penalty}
-        )
+    def test_it_is_the_formula(self, subtests):
+        for success in [True, False]:
+            for tokens in [1.0, 99.0, 100.0, 101.0, 350.0]:
+                with subtests.test(tokens=tokens, success=success):
+                    (score,) = judged(Length(Outcome(), alpha=0.01, target=100), counted(tokens, success=success))
+                    penalty = 0.01 * max(0, tokens - 100)
+                    assert score.reward == pytest.approx(float(success) - penalty)
+                    assert score.components == pytest.approx(
+                        {"task": float(success), "task/success": float(success), "length": -penalty}
+                    )
 
     def test_alone_it_is_the_penalty(self):
         assert judged(Length(alpha=0.5, target=2), counted(6.0))[0].reward == -2.0
@@ -155,9 +157,8 @@ class TestRepetition:
 
 
 class TestLanguage:
-    @pytest.mark.parametrize(
-        ("scripts", "text", "share"),
-        [
+    def test_letters_outside_of_the_scripts_cost(self, subtests):
+        for scripts, text, share in [
             (["Latin"], "Only Latin: naïve, Straße, 42 × 3!", 0.0),
             (["Latin"], "ab где", 3 / 5),
             (["Cyrillic"], "ab где", 2 / 5),
@@ -168,22 +169,24 @@ class TestLanguage:
             (["Latin"], "123 + 4 = 127 😀", 0.0),
             (["Latin"], "µ ª", 0.0),  # a sign of no script, and one that is Latin
             (["Latin"], "", 0.0),
-        ],
-    )
-    def test_letters_outside_of_the_scripts_cost(self, scripts, text, share):
-        score = of(Language(scripts, cost=2.0), text)
-        assert score.reward == pytest.approx(-2.0 * share)
-        assert score.components == pytest.approx({"share": share})
+        ]:
+            with subtests.test(scripts=scripts):
+                score = of(Language(scripts, cost=2.0), text)
+                assert score.reward == pytest.approx(-2.0 * share)
+                assert score.components == pytest.approx({"share": share})
 
     def test_it_reads_all_messages_or_the_last_one(self):
         sample = episode(histories=[talk("где", "abc", "q", "где")])
         assert judged(Language(["Latin"]), sample)[0].reward == -0.5
         assert judged(Language(["Latin"], of="last"), sample)[0].reward == -1.0
 
-    @pytest.mark.parametrize("script", ["Latn1", "", "Latin}", "English", "Latin}\\p{L"])
-    def test_what_is_no_script_is_refused(self, script):
-        with pytest.raises(SpecError, match=r"reward\.scripts: .* is no script of Unicode"):
-            Language([script])
+    def test_what_is_no_script_is_refused(self, subtests):
+        for script in ["Latn1", "", "Latin}", "English", "Latin}\\p{L"]:
+            with (
+                subtests.test(script=script),
+                pytest.raises(SpecError, match=r"reward\.scripts: .* is no script of Unicode"),
+            ):
+                Language([script])
 
 
 def called(*calls, needed=None):
@@ -201,31 +204,29 @@ FIND, SEND = ("find", '{"id": 1}', "found"), ("send", "{}", "sent")
 
 
 class TestToolUse:
-    @pytest.mark.parametrize(
-        ("calls", "counts"),
-        [
-            ([], (0, 0, 0)),
-            ([FIND, SEND], (2, 0, 0)),
-            ([FIND, FIND, SEND], (3, 1, 0)),
-            ([FIND, ("find", '{ "id":1 }', "found")], (2, 1, 0)),
-            ([FIND, ("find", '{"id": 1}', "now there are two")], (2, 0, 0)),
-            ([("find", "{}", "error: no such order"), SEND], (2, 0, 1)),
-            ([("find", "[", "Error: no JSON"), ("find", "[", "Error: no JSON")], (2, 1, 2)),
-            ([FIND, ("send", "{}", None)], (2, 0, 0)),
-        ],
-    )
-    @pytest.mark.parametrize("needed", [None, 0, 1, 2, 5])
-    def test_it_is_the_formula(self, calls, counts, needed):
-        reward = ToolUse(needed=None if needed is None else "input.needed")
-        (score,) = judged(reward, called(*calls, needed=needed))
-        assert tuple(score.components[name] for name in ("calls", "repeated", "failed")) == counts
-        wasted = {(2, 1, 2): 2}.get(counts, counts[1] + counts[2])
-        useful = counts[0] - wasted
-        most = max(counts[0], useful if needed is None else needed)
-        without_calls = float(needed == 0)  # unknown needs: the episode did not succeed
-        assert score.reward == pytest.approx(
-            min(useful, useful if needed is None else needed) / most if most else without_calls
-        )
+    def test_it_is_the_formula(self, subtests):
+        for needed in [None, 0, 1, 2, 5]:
+            for calls, counts in [
+                ([], (0, 0, 0)),
+                ([FIND, SEND], (2, 0, 0)),
+                ([FIND, FIND, SEND], (3, 1, 0)),
+                ([FIND, ("find", '{ "id":1 }', "found")], (2, 1, 0)),
+                ([FIND, ("find", '{"id": 1}', "now there are two")], (2, 0, 0)),
+                ([("find", "{}", "error: no such order"), SEND], (2, 0, 1)),
+                ([("find", "[", "Error: no JSON"), ("find", "[", "Error: no JSON")], (2, 1, 2)),
+                ([FIND, ("send", "{}", None)], (2, 0, 0)),
+            ]:
+                with subtests.test(calls=calls, counts=counts, needed=needed):
+                    reward = ToolUse(needed=None if needed is None else "input.needed")
+                    (score,) = judged(reward, called(*calls, needed=needed))
+                    assert tuple(score.components[name] for name in ("calls", "repeated", "failed")) == counts
+                    wasted = {(2, 1, 2): 2}.get(counts, counts[1] + counts[2])
+                    useful = counts[0] - wasted
+                    most = max(counts[0], useful if needed is None else needed)
+                    without_calls = float(needed == 0)  # unknown needs: the episode did not succeed
+                    assert score.reward == pytest.approx(
+                        min(useful, useful if needed is None else needed) / most if most else without_calls
+                    )
 
     def test_an_episode_that_succeeds_without_a_call_needed_none(self):
         succeeded, failed = (replace(called(needed=None), outcome={"success": success}) for success in (True, False))
@@ -234,10 +235,11 @@ class TestToolUse:
     def test_a_list_is_as_many_calls(self):
         assert judged(ToolUse("needed"), called(FIND, needed=["find", "send"]))[0].reward == 0.5
 
-    @pytest.mark.parametrize("needed", ["two", -1, True, float("nan")])
-    def test_what_is_no_count_leaves_the_episode_unscored(self, needed):
-        (score,) = judged(ToolUse("needed"), called(FIND, needed=needed))
-        assert "expected a number of calls" in score.failure.message
+    def test_what_is_no_count_leaves_the_episode_unscored(self, subtests):
+        for needed in ["two", -1, True, float("nan")]:
+            with subtests.test(needed=needed):
+                (score,) = judged(ToolUse("needed"), called(FIND, needed=needed))
+                assert "expected a number of calls" in score.failure.message
 
     def test_calls_can_be_counted_by_tool_and_by_argument(self):
         sample = called(FIND, SEND, ("delete", '{"path": "/etc"}', "gone"))
@@ -283,9 +285,8 @@ class TestJsonSchema:
     def rule(cls):
         return JsonSchema(SCHEMA)
 
-    @pytest.mark.parametrize(
-        ("text", "said"),
-        [
+    def test_an_answer_fits_or_says_what_does_not(self, rule, subtests):
+        for text, said in [
             ('{"n": 3}', ""),
             ('```json\n{"n": 3}\n```', ""),
             ('{"n": "3"}', "$.n: '3' is not of type 'integer'"),
@@ -296,12 +297,11 @@ class TestJsonSchema:
             ("", "no answer"),
             ("[" * 100_000, "no JSON: "),
             ('{"n": ' + "9" * 10_000 + "}", "no JSON: "),
-        ],
-    )
-    def test_an_answer_fits_or_says_what_does_not(self, rule, text, said):
-        score = of(rule, text)
-        assert score.reward == float(not said)
-        assert score.explanation.startswith(said)
+        ]:
+            with subtests.test(text=text):
+                score = of(rule, text)
+                assert score.reward == float(not said)
+                assert score.explanation.startswith(said)
 
     def test_the_schema_may_be_the_scenarios(self, rule):
         assert of(JsonSchema("input.form"), '{"n": 3}', form=SCHEMA).reward == 1.0
@@ -381,16 +381,16 @@ class TestMathematics:
     def test_what_was_expected_and_cannot_be_read_leaves_the_episode_unscored(self, rule):
         assert "cannot be read as mathematics" in of(rule, "3", answer="$$").failure.message
 
-    @pytest.mark.parametrize(
-        "expected", ["Paris", "New York", "$yes$", r"\text{Paris}", "Washington D.C.", "not a number"]
-    )
-    def test_a_truth_in_words_leaves_the_episode_unscored(self, rule, expected):
-        score = of(rule, f"It is {expected}.", answer=expected)
-        assert "cannot be read as mathematics" in score.failure.message
+    def test_a_truth_in_words_leaves_the_episode_unscored(self, rule, subtests):
+        for expected in ["Paris", "New York", "$yes$", r"\text{Paris}", "Washington D.C.", "not a number"]:
+            with subtests.test(expected=expected):
+                score = of(rule, f"It is {expected}.", answer=expected)
+                assert "cannot be read as mathematics" in score.failure.message
 
-    @pytest.mark.parametrize("expected", ["x", "abc", "$ab$", r"\pi", r"\sin(x)", "3 apples", r"\text{(A)}", r"\alpha"])
-    def test_letters_that_are_mathematics_are_compared(self, rule, expected):
-        assert of(rule, f"${expected}$", answer=expected).failure is None
+    def test_letters_that_are_mathematics_are_compared(self, rule, subtests):
+        for expected in ["x", "abc", "$ab$", r"\pi", r"\sin(x)", "3 apples", r"\text{(A)}", r"\alpha"]:
+            with subtests.test(expected=expected):
+                assert of(rule, f"${expected}$", answer=expected).failure is None
 
 
 def test_without_math_verify_it_says_what_to_install(monkeypatch):

@@ -27,12 +27,15 @@ def says(reward, *steps):
 
 
 class TestClipped:
-    @pytest.mark.parametrize(("low", "high"), [(None, 1.0), (-1.0, None), (-1.0, 1.0)])
-    @pytest.mark.parametrize("value", [-3.0, -1.0, 0.5, 1.0, 9.0])
-    def test_it_is_the_formula(self, low, high, value):
-        (score,) = judged(Clipped(says(value), low, high))
-        assert score.reward == min(math.inf if high is None else high, max(-math.inf if low is None else low, value))
-        assert score.components == {"reward": value, "reward/deep": 1.0}
+    def test_it_is_the_formula(self, subtests):
+        for value in [-3.0, -1.0, 0.5, 1.0, 9.0]:
+            for low, high in [(None, 1.0), (-1.0, None), (-1.0, 1.0)]:
+                with subtests.test(low=low, high=high, value=value):
+                    (score,) = judged(Clipped(says(value), low, high))
+                    assert score.reward == min(
+                        math.inf if high is None else high, max(-math.inf if low is None else low, value)
+                    )
+                    assert score.components == {"reward": value, "reward/deep": 1.0}
 
     def test_what_it_changes_falls_to_the_last_step(self):
         (score,) = judged(Clipped(says(5.0, 2.0, 3.0), high=1.0))
@@ -51,12 +54,13 @@ class TestClipped:
 
 
 class TestDiscounted:
-    @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.99, 1.0])
-    def test_it_is_the_formula(self, gamma):
-        steps = [1.0, -2.0, 4.0]
-        (score,) = judged(Discounted(says(3.0, *steps), gamma))
-        assert score.reward == pytest.approx(1.0 - 2.0 * gamma + 4.0 * gamma**2)
-        assert score.step_rewards == steps
+    def test_it_is_the_formula(self, subtests):
+        for gamma in [0.0, 0.5, 0.99, 1.0]:
+            with subtests.test(gamma=gamma):
+                steps = [1.0, -2.0, 4.0]
+                (score,) = judged(Discounted(says(3.0, *steps), gamma))
+                assert score.reward == pytest.approx(1.0 - 2.0 * gamma + 4.0 * gamma**2)
+                assert score.step_rewards == steps
 
     def test_of_what_the_environment_gave(self):
         sample = episode()

@@ -26,9 +26,8 @@ def is_object(value) -> bool:
     return isinstance(value, dict) and "scores" in value
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_json_is_found_in_what_is_written_around_it(subtests):
+    for text in [
         '{"scores": [1]}',
         '```json\n{"scores": [1]}\n```',
         'Here it is:\n\n```\n{"scores": [1]}\n```\nI hope {this} helps [a lot].',
@@ -46,11 +45,10 @@ def is_object(value) -> bool:
         '{"scores": [1]} (a number in [0, 1))',
         '{"scores": [1]} see [the episode',
         '{"scores": [1]} as it says :{)',
-    ],
-)
-def test_json_is_found_in_what_is_written_around_it(text):
-    result = find_json(text, is_object)
-    assert result["scores"] == [1]
+    ]:
+        with subtests.test(text=text[:60]):
+            result = find_json(text, is_object)
+            assert result["scores"] == [1]
 
 
 @pytest.mark.parametrize(
@@ -60,9 +58,10 @@ def test_quoted_json_does_not_stand_for_an_answer_that_was_cut_off(rest):
     assert find_json('The episode says {"scores": [9]}. I say: ' + rest, is_object) is None
 
 
-@pytest.mark.parametrize("text", ["", "no", "{", '{"scores": [1', "[[[[" * 50_000, '{"other": 1}', "{" * 100_000])
-def test_what_is_no_json_is_none(text):
-    assert find_json(text, is_object) is None
+def test_what_is_no_json_is_none(subtests):
+    for text in ["", "no", "{", '{"scores": [1', "[[[[" * 50_000, '{"other": 1}', "{" * 100_000]:
+        with subtests.test(text=text[:60]):
+            assert find_json(text, is_object) is None
 
 
 def test_nan_spoils_one_score_and_not_the_answer():
@@ -74,9 +73,8 @@ def test_nan_spoils_one_score_and_not_the_answer():
 TEN = Scale(0, 10)
 
 
-@pytest.mark.parametrize(
-    ("scale", "written", "read"),
-    [
+def test_scores_are_shares_of_the_declared_scale(subtests):
+    for scale, written, read in [
         (Scale(), [0.2, 0.9, 1, 0], [0.2, 0.9, 1.0, 0.0]),
         (Scale(), ["8/10", "40%", "3 out of 4", 0.5], [0.8, 0.4, 0.75, 0.5]),
         (Scale(), ["0.4", " 1 "], [0.4, 1.0]),
@@ -85,37 +83,35 @@ TEN = Scale(0, 10)
         (Scale(0, 5), [0.3, 0.1, 0.4, 0.5], [0.06, 0.02, 0.08, 0.1]),
         (Scale(1, 5), [1, 3, 5], [0.0, 0.5, 1.0]),
         (Scale(-1, 1), [-1, 0, "75%"], [0.0, 0.5, 0.75]),
-    ],
-)
-def test_scores_are_shares_of_the_declared_scale(scale, written, read):
-    result, problems = read_scores({str(i): value for i, value in enumerate(written)}, scale)
-    assert list(result.values()) == pytest.approx(read)
-    assert not any(problems.values())
+    ]:
+        with subtests.test(scale=scale):
+            result, problems = read_scores({str(i): value for i, value in enumerate(written)}, scale)
+            assert list(result.values()) == pytest.approx(read)
+            assert not any(problems.values())
 
 
-@pytest.mark.parametrize(
-    ("scale", "written", "read", "outside"),
-    [
+def test_a_number_outside_of_the_scale_leaves_the_numbers_of_its_answer_unread(subtests):
+    """A score of 1 beside a score of 8 is no best score: the judge used another scale."""
+    for scale, written, read, outside in [
         (Scale(), [8, 1, 0], {}, ["0"]),
         (Scale(), [0.3, 1.7, -0.2], {}, ["1", "2"]),
         (Scale(), [90, "8/10"], {"1": 0.8}, ["0"]),
         (Scale(), ["120%", "12/10", 0.5], {"2": 0.5}, ["0", "1"]),
         (TEN, [90], {}, ["0"]),
         (Scale(1, 5), [0, 5], {}, ["0"]),
-    ],
-)
-def test_a_number_outside_of_the_scale_leaves_the_numbers_of_its_answer_unread(scale, written, read, outside):
-    """A score of 1 beside a score of 8 is no best score: the judge used another scale."""
-    result, problems = read_scores({str(i): value for i, value in enumerate(written)}, scale)
-    assert result == read
-    assert problems[f"has a score that is not from {scale} for"] == outside
+    ]:
+        with subtests.test(scale=scale):
+            result, problems = read_scores({str(i): value for i, value in enumerate(written)}, scale)
+            assert result == read
+            assert problems[f"has a score that is not from {scale} for"] == outside
 
 
-@pytest.mark.parametrize("value", [None, "good", "NaN", float("nan"), float("inf"), True, [], {}, "8/0", "", "1/2/3"])
-def test_what_is_no_score_is_left_out(value):
-    result, problems = read_scores({"a": value, "b": 0.5})
-    assert result == {"b": 0.5}
-    assert problems["has no score that is a number for"] == ["a"]
+def test_what_is_no_score_is_left_out(subtests):
+    for value in [None, "good", "NaN", float("nan"), float("inf"), True, [], {}, "8/0", "", "1/2/3"]:
+        with subtests.test(value=value):
+            result, problems = read_scores({"a": value, "b": 0.5})
+            assert result == {"b": 0.5}
+            assert problems["has no score that is a number for"] == ["a"]
 
 
 @given(st.dictionaries(st.text(max_size=3), st.one_of(st.floats(), st.integers(), st.text(max_size=8), st.none())))
@@ -129,9 +125,8 @@ def test_a_score_is_always_from_0_to_1(given_):
 IDS = ["0123", "a9f0", "12e4"]
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
+def test_names_are_matched_where_it_is_clear_which_one_is_meant(subtests):
+    for written, meant in [
         (IDS, IDS),
         (["A9F0", " 0123 ", "12E4"], ["a9f0", "0123", "12e4"]),
         (["'a9f0'", '"0123"', "`12e4`"], ["a9f0", "0123", "12e4"]),
@@ -144,10 +139,9 @@ IDS = ["0123", "a9f0", "12e4"]
         ([1, 1, 2], [None, None, None]),
         (["a9f0", 2, 3], ["a9f0", None, None]),
         (["a9f", "a9f0!", "", None, [], True], [None] * 6),
-    ],
-)
-def test_names_are_matched_where_it_is_clear_which_one_is_meant(written, meant):
-    assert match_names(written, IDS) == meant
+    ]:
+        with subtests.test(written=written):
+            assert match_names(written, IDS) == meant
 
 
 def test_names_that_differ_in_case_only_are_matched_as_written():
