@@ -8,6 +8,7 @@ Lists of experiments and config groups, which the help of
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -23,18 +24,26 @@ COLUMNS = "100"
 
 
 def help_text(command: str) -> str:
-    """Return what `python -m flows.COMMAND --help` prints."""
+    """Return what `python -m flows.COMMAND --help` prints. command: name, with a subcommand such as `runs tag`."""
     if command == "run":
         return f"{USAGE}\n{OPTIONS}"
-    line = [sys.executable, "-m", f"flows.{command}", "--help"]
+    line = [sys.executable, "-m", *f"flows.{command}".split(), "--help"]
     environment = {**os.environ, "COLUMNS": COLUMNS}
     printed = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
     return printed.replace(f"{ROOT}{os.sep}", "")
 
 
+def subcommands(command: str) -> list[str]:
+    """Return the lines that start the subcommands of a command, such as `runs tag`."""
+    if not (ROOT / "flows" / command / "__main__.py").is_file():
+        return []
+    module = importlib.import_module(f"flows.{command}.__main__")
+    return [f"{command} {name}" for name in getattr(module, command.upper()).table]
+
+
 def content() -> str:
-    """Return one section for each command."""
-    names = list(commands())
+    """Return one section for each command and each subcommand."""
+    names = [line for name in commands() for line in (name, *subcommands(name))]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         texts = threads.map(help_text, names)
     return "\n".join(

@@ -1,7 +1,7 @@
 """Files that some recipes are shown to learn from, made by commands.
 
-`games`: games of tic-tac-toe that the warmed-up policy of seed 0 plays. `flows.export` writes them in the form that a
-recipe reads; `docs.simulated_annotator` writes choices between two games of a scenario.
+`games`: games of tic-tac-toe that the warmed-up policy of seed 0 plays. `flows.runs export` writes them in the form
+that a recipe reads; `docs.simulated_annotator` writes choices between two games of a scenario.
 
 `python -m docs.recipes run dpo` makes the file, unless this process has, and runs the recipe on it with the arguments
 of RECIPES, for each seed: the policies of seeds 1 and 2 learn from games that another policy played.
@@ -65,7 +65,7 @@ class RecipeFile:
             stage = ["--stage", f"collect[{self.source.round}]", "--accuracy", ACCURACY]
             return ["docs.simulated_annotator", run, *stage, "--out", f"{self.folder}/{ANSWERS}"]
         stage = ["--stages", f"judge[[]{self.source.round}]"]
-        return ["flows.export", run, "--form", self.form, *stage, "--out", self.folder]
+        return ["flows.runs", "export", run, "--form", self.form, *stage, "--out", self.folder]
 
     def commands(self) -> list[str]:
         """Return the commands that make the file."""

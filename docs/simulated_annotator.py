@@ -2,10 +2,10 @@
 
     python -m docs.simulated_annotator RUN --stage "collect[1]" --accuracy 0.9 --out FILE [root=DIR]
 
-It answers what `flows.annotate` asks, for every pair of episodes of a scenario that the page shows and whose rewards
-differ: the episode with the higher reward is better, with probability `accuracy`; otherwise the other one. Errors are
-independent and a function of the pair, so that the file is the same each time. The file has the format of
-`flows.annotate --export`, and `feedback.path` reads it. People's errors are not independent.
+It answers what `flows.runs annotate` asks, for every pair of episodes of a scenario that the page shows and whose
+rewards differ: the episode with the higher reward is better, with probability `accuracy`; otherwise the other one.
+Errors are independent and a function of the pair, so that the file is the same each time. The file has the format of
+`flows.runs annotate --export`, and `feedback.path` reads it. People's errors are not independent.
 """
 
 from __future__ import annotations

@@ -17,11 +17,14 @@ from pathlib import Path
 def commands() -> dict[str, str]:
     """Return what each command does, by name: the first sentence of its module's docstring."""
     summaries = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    folder = Path(__file__).parent
+    packages = {path.parent.name: path for path in folder.glob("*/__main__.py")}
+    modules = {path.stem: path for path in folder.glob("*.py") if path.stem != "__main__"}
+    for name, path in sorted((packages | modules).items()):
         text = path.read_text(encoding="utf-8")
-        if path.stem != "__main__" and '__name__ == "__main__"' in text:
+        if '__name__ == "__main__"' in text:
             first = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].replace("\n", " ")
-            summaries[path.stem] = first.partition("`: ")[2].partition(". ")[0].rstrip(".")
+            summaries[name] = first.partition("`: ")[2].partition(". ")[0].rstrip(".")
     return summaries
 
 

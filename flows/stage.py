@@ -1,4 +1,4 @@
-"""`python -m flows.stage`: a single stage, from a serialized request or from a past run, or live episodes:
+"""`python -m flows.stage`: a single stage, from a serialized request or from a past run, or live episodes.
 
     python -m flows.stage --request FILE.json root=DIR [--store URI] [--watch]
     python -m flows.stage --requests root=DIR [--store URI]

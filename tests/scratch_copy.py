@@ -25,7 +25,7 @@ class Checkout:
         for name in (*PARTS, *FILES):
             source = ROOT / name
             if source.is_dir():
-                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.pyc.*", "runs"))
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
             else:
                 shutil.copy(source, folder / name)
 

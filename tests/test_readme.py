@@ -150,7 +150,7 @@ def test_run_is_compared_and_its_lineage_shown(home):
     done = home.shell(compare.partition("#")[0].replace("RUN OTHER", f"stock other root={home.folder}/runs"))
     assert "B after GRPO against A after GRPO" in done.stdout
     assert Path(done.stdout.splitlines()[-1].removeprefix("page: ")).is_file()
-    for line in [line for line in commands(COMMANDS) if "flows.lineage" in line]:
+    for line in [line for line in commands(COMMANDS) if "flows.runs lineage" in line]:
         done = home.shell(f"{line.partition('#')[0]} root={home.folder}/runs")
         assert "stock.reward.brief word_cost=0.02" in done.stdout
 

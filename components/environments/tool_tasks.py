@@ -105,7 +105,7 @@ def read_tasks(path: str) -> tuple[Scenario, ...]:
     except OSError as error:
         raise ResourceError(
             f"environment.scenarios: {path}: {error.strerror}; expected a JSON file of tasks, which "
-            "`python -m flows.scenarios` writes"
+            "`python -m flows.environment scenarios` writes"
         ) from None
     if status.st_size > MAX_FILE:
         raise ResourceError(

@@ -100,7 +100,7 @@ class EvaluateSpec(EpisodeLimits):
 
 
 class CalibrateSpec(Spec):
-    """Settings of `python -m flows.calibrate`, which compares the declared reward with the truth. Runs ignore it."""
+    """Settings of `flows.explain calibrate`, which compares the declared reward with the truth. Runs ignore it."""
 
     truth: Target | None = None
     """Reward whose scores are the truth. None: the success that the environment reports."""

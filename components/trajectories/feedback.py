@@ -292,7 +292,7 @@ def read_all(path: Path) -> list[Answer]:
         return standing(read(path))
     files = sorted(path.glob("*.jsonl"))
     if not files:
-        raise ResourceError(f"{path} holds no feedback: expected files *.jsonl, as flows.annotate writes them")
+        raise ResourceError(f"{path} holds no feedback: expected files *.jsonl, as flows.runs annotate writes them")
     return standing(line for file in files for line in read(file))
 
 

@@ -164,7 +164,9 @@ def _notes(situation: Situation, rule: MethodRule, lines: Sequence[str]) -> list
     if any(line.startswith("store=s3://BUCKET") for line in lines):
         notes.append("replace s3://BUCKET/PREFIX by a store that all machines reach")
     if situation.judge is not None and any(line.startswith("judge_model@") for line in lines):
-        notes.append("measure the judge before you train on it: python -m flows.calibrate with the same overrides")
+        notes.append(
+            "measure the judge before you train on it: python -m flows.explain calibrate with the same overrides"
+        )
     if rule.warms_up and ("warmup=none" in lines or MCP_RL in lines):
         notes.append("the environment has no solver for a warmup; warmup=teacher imitates a larger model's episodes")
     if SERVER in lines:

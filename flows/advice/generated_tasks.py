@@ -1,5 +1,5 @@
 """Tasks that a model writes for the tools of an MCP server: in the run itself (`+experiment=mcp_rl`), or before it
-(`flows.scenarios`)."""
+(`flows.environment scenarios`)."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def with_generated_tasks(lines: Sequence[str]) -> tuple[list[str], list[str]]:
     author += ["--key-variable", "OPENAI_API_KEY"]
     words = [word.strip() for word in value.strip("[]").split(",")]
     address = ["--url", value] if key.endswith("url") else ["--", *words]
-    command = ["python", "-m", "flows.scenarios", "--out", TASKS, "--count", str(GENERATED), *author, *address]
-    return command, [*lines, *([] if named else [server]), f"environment.scenarios={TASKS}"]
+    writer = ["python", "-m", "flows.environment", "scenarios", "--out", TASKS, "--count", str(GENERATED)]
+    return [*writer, *author, *address], [*lines, *([] if named else [server]), f"environment.scenarios={TASKS}"]

@@ -1,1 +1,1 @@
-"""Search for the change that made two runs differ, for `flows.bisect`."""
+"""Search for the change that made two runs differ, for `flows.explain bisect`."""

@@ -1,4 +1,4 @@
-"""Calibration of a reward for `flows.calibrate`: selection of episodes, human scores, and measures.
+"""Calibration of a reward for `flows.explain calibrate`: selection of episodes, human scores, and measures.
 
 `CalibrationRunner` runs the stages; `calibration` computes the result from their artifacts.
 """

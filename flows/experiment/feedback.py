@@ -26,7 +26,7 @@ class FeedbackSpec(Spec):
     """Training on human feedback about episodes, before the first round."""
 
     path: Annotated[str, FILES] = Field(min_length=1)
-    """File of answers, or folder of such files: `ROOT/feedback`, or the output of `flows.annotate --export`."""
+    """File of answers, or folder of such files: `ROOT/feedback`, or the output of `flows.runs annotate --export`."""
     algorithm: FeedbackAlgorithmSpec
     """Algorithm: `sft` trains on corrections, and on scored episodes weighted by their scores; dpo, ipo and orpo on
     preference pairs; kto on scored episodes, which count as good from `threshold` on (a score of 3 is 0.5)."""

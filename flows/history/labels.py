@@ -1,7 +1,8 @@
 """Tags and notes of runs: `<root>/records/labels/RUN.json`, beside the records.
 
-The files are the source of truth; `flows.tag` and `flows.note` mirror them to MLflow (`tag.NAME`, and the description).
-They are separate from the records, so a live run, which rewrites its record after each stage, cannot lose them.
+The files are the source of truth; `flows.runs tag` and `flows.runs note` mirror them to MLflow (`tag.NAME`, and the
+description). They are separate from the records, so a live run, which rewrites its record after each stage, cannot lose
+them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records of runs: one JSON file per run below `<root>/records/`, rewritten after each stage.
 
-MLflow shows runs to people; other commands read these records (`flows.plan`, `flows.compare`, `flows.clean`,
+MLflow shows runs to people; other commands read these records (`flows.plan`, `flows.compare`, `flows.runs clean`,
 `flows.stage --run`). A record contains the stages of a run by label, with the request that reruns the stage and the key
 of its artifact. Records do not need MLflow, and reading them takes milliseconds.
 

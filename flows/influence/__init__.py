@@ -1,1 +1,1 @@
-"""Influence of rewards and of training groups on a policy, for `flows.rejudge` and `flows.attribute`."""
+"""Influence of rewards and of training groups on a policy, for `flows.explain rejudge` and `attribute`."""

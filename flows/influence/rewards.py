@@ -1,4 +1,4 @@
-"""Rewards on the command line of `flows.rejudge`: `reward=NAME` begins one, and overrides of its keys follow it."""
+"""Rewards on the command line of `flows.explain rejudge`: `reward=NAME` begins one; overrides of its keys follow."""
 
 from __future__ import annotations
 

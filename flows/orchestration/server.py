@@ -1,4 +1,4 @@
-"""Prefect servers: the server of a run, and the one of `python -m flows.server [root=DIR]`.
+"""Prefect servers: the server of a run, and the one of `python -m flows.runs ui [root=DIR]`.
 
 If `PREFECT_API_URL` is set, runs use that server with the user's own settings and start none. Otherwise a run starts
 its own server (`flows.orchestration.server_process`) on a free port of this machine, with its database in
@@ -12,7 +12,7 @@ the credential as a Prefect setting of their context, so that no environment inh
 
 The server stops with its run, even if the run is killed: it watches a pipe that the run holds open.
 
-`flows.serve` and `flows.server` start a full server on a given port, with the user interface and all services.
+`flows.serve` and `flows.runs ui` start a full server on a given port, with the user interface and all services.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def ui_command(root: Path) -> str:
 
 
 def _own_ui_command(root: Path) -> str:
-    command = f"{command_path('python')} -m flows.server {shlex.quote(f'root={root}')}"
+    command = f"{command_path('python')} -m flows.runs ui {shlex.quote(f'root={root}')}"
     return f"{command}  (log in with the text in {home(root) / FILE})"
 
 

@@ -171,7 +171,7 @@ class Retention:
         for holder in holders:
             if holder.in_use is not None and holder.served:
                 raise ResourceError(
-                    f"{holder.why}, and its server is up. Stop it first: python -m flows.deployments "
+                    f"{holder.why}, and its server is up. Stop it first: python -m flows.runs deployments "
                     f"{shlex.quote(f'root={self.root}')} --stop {shlex.quote(holder.in_use.release.name)}"
                 )
         return holders

@@ -282,7 +282,8 @@ def _bundled(stage: StageRecord, reader: StoreReader) -> BundledStage:
     manifest = reader.manifest(stage.key)
     if manifest is None:
         raise ResourceError(
-            f"{stage.label} {stage.key[:12]} is not in the store (deleted by flows.clean?); run the experiment again"
+            f"{stage.label} {stage.key[:12]} is not in the store (deleted by flows.runs clean?); run the experiment "
+            "again"
         )
     request = dict(stage.request)
     if "experiment" in request["spec"]:  # for the model card, which names no paths either

@@ -56,7 +56,7 @@ USE = """
 import json
 from components.deployment.targets.base import Deployment
 from components.errors import SpecError
-from flows.deployments import state
+from flows.runs.deployments import state
 from flows.experiment.compose import compose
 from flows.release.deployment import check
 from flows.release.deployment_ledger import ActiveRelease

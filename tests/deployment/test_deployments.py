@@ -14,8 +14,8 @@ import pytest
 from components.deployment.targets.base import Deployment, Release
 from components.deployment.targets.local import LocalTarget
 from components.errors import ResourceError
-from flows.deployments import main
 from flows.release.deployment_ledger import ActiveRelease, Ledger
+from flows.runs.deployments import main
 from tests.inference.fake import environment
 
 

@@ -113,7 +113,10 @@ def test_the_row_of_a_recipe_from_a_file_has_the_commands_that_make_the_file(sto
     assert dpo["command"].startswith(
         "python -m flows.run +experiment=dpo seed=1 data.path=runs/games/preference +task="
     )
-    assert [command.split()[2] for command in dpo["file"]] == ["flows.run", "flows.export"]
+    assert [command.split()[2:4] for command in dpo["file"]] == [
+        ["flows.run", "+experiment=tic_tac_toe"],
+        ["flows.runs", "export"],
+    ]
     assert "file" not in row("same", 0, 0.5, 0.01)
 
 

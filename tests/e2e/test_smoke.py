@@ -149,7 +149,7 @@ def test_the_end_is_readable(first, place):
         "after GRPO",
         "round 1/1",
         "mlflow ui",
-        "flows.server root=",
+        "flows.runs ui root=",
         first.result["export"],
     ):
         assert words in first.errors

@@ -454,7 +454,7 @@ def test_configuration_errors_are_named(file, monkeypatch):
         Mcp(file, url="http://there/mcp", variables=["KEY"])
     with pytest.raises(SpecError, match=r"environment.headers: apply to requests to url"):
         Mcp(file, command=STDIO, headers={"Authorization": "KEY"})
-    with pytest.raises(ResourceError, match=r"`python -m flows.scenarios` writes"):
+    with pytest.raises(ResourceError, match=r"`python -m flows.environment scenarios` writes"):
         Mcp("nowhere.json", command=STDIO)
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(ResourceError, match=r"pip install -e '\.\[mcp\]'"):
@@ -473,7 +473,7 @@ def author(body) -> str:
 
 
 def test_a_model_writes_tasks_of_all_difficulties(tmp_path):
-    from flows import scenarios
+    from flows.environment import scenarios
 
     out = tmp_path / "tasks.json"
     with model(author) as (url, asked):
@@ -495,7 +495,7 @@ def test_a_model_writes_tasks_of_all_difficulties(tmp_path):
 
 
 def test_author_server_may_require_a_header(tmp_path, monkeypatch):
-    from flows import scenarios
+    from flows.environment import scenarios
 
     monkeypatch.setenv("SHELF_KEY", "Bearer s3cret-value")
     out = tmp_path / "tasks.json"
@@ -520,7 +520,7 @@ def test_author_server_may_require_a_header(tmp_path, monkeypatch):
     ],
 )
 def test_command_errors_are_named_without_secrets(options, message, tmp_path, capsys):
-    from flows import scenarios
+    from flows.environment import scenarios
 
     with pytest.raises(SystemExit):
         scenarios.main(["--out", str(tmp_path / "x"), "--author", "m", "--author-url", "http://there", *options])

@@ -23,9 +23,9 @@ from components.tracking.human_assessments import HumanAssessments
 from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from components.trajectories.feedback import append, read, standing, write_line
-from flows.annotate import author_of, main
 from flows.annotation.app import HEADERS, MOST_BYTES, LoginToken, create_app
 from flows.annotation.session import AnnotationSession
+from flows.runs.annotate import author_of, main
 from tests.flows.annotated import ATTACK, EPISODES, loaded, played
 from tests.flows.pretend import pretend
 from tests.trajectories.said import chose, corrected, rated
@@ -507,7 +507,7 @@ def test_the_author_is_said_or_known_from_git_or_the_machine(monkeypatch, tmp_pa
 
 
 def started(root: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
-    line = [sys.executable, "-m", "flows.annotate", "test", f"root={root}", "--no-browser", *options]
+    line = [sys.executable, "-m", "flows.runs", "annotate", "test", f"root={root}", "--no-browser", *options]
     process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()

@@ -42,7 +42,7 @@ def opened(tmp_path):
     fake = tmp_path / "fake-browser"
     fake.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(300)\n")
     fake.chmod(0o700)
-    line = [sys.executable, "-m", "flows.annotate", "test", f"root={runs}", "--author", "Ada"]
+    line = [sys.executable, "-m", "flows.runs", "annotate", "test", f"root={runs}", "--author", "Ada"]
     environment = {**os.environ, "BROWSER": f"{fake} %s &"}
     process = subprocess.Popen(
         line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,44 +14,48 @@ from flows.terminal.arguments import DEFAULT_ROOT, RootParser, root_folder
 from tests.flows.test_online_rl import DATA
 
 FLOWS = Path(DEFAULT_ROOT).parent / "flows"
+GROUPS = {path.parent.name: import_module(f"flows.{path.parent.name}.__main__") for path in FLOWS.glob("*/__main__.py")}
+SUBCOMMANDS = {name: getattr(module, name.upper()) for name, module in GROUPS.items()}
+"""Commands with subcommands, by name."""
 COMMANDS = sorted(
     ".".join(path.relative_to(FLOWS.parent).with_suffix("").parts)
     for path in FLOWS.rglob("*.py")
-    if '__name__ == "__main__"' in path.read_text()
-)
+    if path.name != "__main__.py" and '__name__ == "__main__"' in path.read_text()
+) + [f"flows.{name} {subcommand}" for name, group in SUBCOMMANDS.items() for subcommand in group.table]
 WITHOUT_RUNS = {
-    "flows.__main__",
     "flows.agent_tools.supervisor",
     "flows.bisection.step",
-    "flows.scenarios",
+    "flows.environment scenarios",
     "flows.verify",
 }
 """Commands that neither read nor write below a root; some are started by other commands only."""
 ARGUMENTS = {
-    "flows.annotate": ["latest"],
+    "flows.runs annotate": ["latest"],
     "flows.bundle": ["latest"],
-    "flows.attribute": ["latest"],
+    "flows.explain attribute": ["latest"],
     "flows.chat": ["latest"],
-    "flows.clean": [],
+    "flows.runs clean": [],
     "flows.compare": ["latest", "other"],
-    "flows.deployments": ["--stop", "shop"],
-    "flows.export": ["latest", "--form", "thumbs", "--out", "out"],
-    "flows.lineage": ["latest"],
-    "flows.note": ["latest", "text"],
-    "flows.rejudge": ["latest", "reward=outcome"],
-    "flows.revise": ["latest", "--out", "out.jsonl"],
-    "flows.runs": [],
+    "flows.runs deployments": ["--stop", "shop"],
+    "flows.runs export": ["latest", "--form", "thumbs", "--out", "out"],
+    "flows.runs lineage": ["latest"],
+    "flows.runs list": [],
+    "flows.runs note": ["latest", "text"],
+    "flows.explain rejudge": ["latest", "reward=outcome"],
+    "flows.runs revise": ["latest", "--out", "out.jsonl"],
     "flows.stage": ["collect", "--watch"],
-    "flows.tag": ["latest", "baseline"],
+    "flows.runs tag": ["latest", "baseline"],
 }
 """Commands that look something up below the root, with their arguments."""
 
 
 def ended(command: str, arguments: list[str], monkeypatch, capsys) -> tuple[object, str]:
     """Run a command; return its exit code and its standard error."""
-    monkeypatch.setattr(sys, "argv", [command, *arguments])
+    module, *subcommand = command.split()
+    monkeypatch.setattr(sys, "argv", [module, *subcommand, *arguments])
+    group = SUBCOMMANDS.get(module.removeprefix("flows."))
     try:
-        code = importlib.import_module(command).main()
+        code = group.main() if group else import_module(module).main()
     except SystemExit as end:
         code = end.code
     return code, capsys.readouterr().err
@@ -77,6 +81,25 @@ def test_the_folder_stands_anywhere_among_the_arguments(tmp_path, monkeypatch, c
         for line in (root + arguments, arguments + root):
             code, said = ended(command, line, monkeypatch, capsys)
             assert (code, f"{tmp_path}/there" in said) == (2, True), line
+
+
+def test_the_folder_may_precede_the_subcommand(tmp_path, capsys):
+    assert SUBCOMMANDS["runs"].main([f"root={tmp_path}/there", "tag", "latest", "baseline"]) == 2
+    assert f"{tmp_path}/there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("runs", ["taag", "latest"], "python -m flows.runs: no subcommand 'taag'; did you mean tag?"),
+        ("runs", ["quickstart"], "no subcommand 'quickstart'; expected one of list, tag, note, lineage"),
+        ("explain", [], "python -m flows.explain: a subcommand is missing; expected one of attribute, bisect"),
+        ("explain", ["--json"], "a subcommand is missing"),
+    ],
+)
+def test_a_missing_or_unknown_subcommand_is_refused(command, arguments, message, capsys):
+    assert SUBCOMMANDS[command].main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def parse(*arguments: str):

@@ -89,7 +89,7 @@ def test_what_a_record_or_a_manifest_says_does_not_steer_the_terminal(tmp_path):
     data = json.loads(manifest.read_text())
     data["spec"]["algorithm"][f"x{STEER}"] = STEER
     manifest.write_text(json.dumps(data))
-    done = command("flows.lineage", run.id, f"root={tmp_path}")
+    done = command("flows.runs", "lineage", run.id, f"root={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "owned" in done.stdout

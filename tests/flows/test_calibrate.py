@@ -14,9 +14,9 @@ from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.specs import Target, validate
 from components.trajectories.schema import History, Message, Scenario, Trajectory
 from components.trajectories.store import read_scores
-from flows import calibrate as command
 from flows.calibration.calibration import has_solutions, read_people
 from flows.experiment.checks.judging import other_rewards
+from flows.explain import calibrate as command
 from flows.stages.base import Request
 from flows.stages.calibrate import CalibrateStage, reseeded, rotated
 from flows.stages.execute import request_key, run_stage

@@ -11,8 +11,8 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import ResourceError
-from flows.clean import Cleaner, main
 from flows.history.records import Records, RunRecord, recording
+from flows.runs.clean import Cleaner, main
 from tests.flows.pretend import pretend
 
 SUCCESS = {f"collect[{number}]": {"success": value} for number, value in ((1, 0.5), (2, 0.9), (3, 0.1), (4, 0.4))}

@@ -220,7 +220,8 @@ def test_a_key_that_a_run_lacks_is_named_with_its_config_too(capsys, monkeypatch
 
 
 def test_without_an_experiment_they_are_listed(capsys):
-    from flows import calibrate, plan
+    from flows import plan
+    from flows.explain import calibrate
 
     for line in (["rounds=2"], ["--cfg", "job"], ["-m", "seed=1,2"]):
         code, said = answered(capsys, *line)

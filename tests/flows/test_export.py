@@ -15,8 +15,8 @@ from components.data.export import EXPORTED
 from components.trajectories.schema import Failure, History, Message, Scenario, Score, Trajectory
 from components.trajectories.store import load_scored, write_scores, write_trajectories
 from flows.experiment.requests import Requests
-from flows.export import FORMS, main
 from flows.history.records import RunRecord, StageRecord, recording
+from flows.runs.export import FORMS, main
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage

@@ -1,4 +1,4 @@
-"""`flows.rejudge` and `flows.attribute` on a real run of a tiny model."""
+"""`flows.explain rejudge` and `flows.explain attribute` on a real run of a tiny model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from components.algorithms.policy_gradient.group_gradients import dot
 from components.artifacts import Store
 from components.trajectories.groups import by_scenario
 from components.trajectories.store import load_scored, read_selection
-from flows import attribute as attribute_command
-from flows import rejudge as rejudge_command
 from flows.execution.executor import Execution
 from flows.experiment.compose import compose
+from flows.explain import attribute as attribute_command
+from flows.explain import rejudge as rejudge_command
 from flows.history.records import RunRecord, recording
 from flows.influence import attribution, rounds, workplace
 from flows.recipes.run import Run

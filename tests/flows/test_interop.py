@@ -14,7 +14,7 @@ from components.environments.protocol import Step
 from components.environments.tools import InvalidAction, TextEnvironment
 from components.errors import EnvironmentFailed, SpecError, WaitTimeout
 from components.trajectories.schema import Scenario
-from flows import environment as command
+from flows.environment import serving as command
 from flows.interop import actions
 from flows.interop.episode import EpisodeThread
 from flows.interop.invalid_request import InvalidRequest
@@ -229,13 +229,13 @@ def test_the_reference_differs_where_an_episode_differs():
 def test_a_port_in_use_is_a_user_error(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code = command.main(["serve", "environment=guess", "--as", "openenv", "--port", str(port)])
+        code = command.main(["environment=guess", "--as", "openenv", "--port", str(port)])
     assert code == 2
     assert f"--port {port}: cannot listen on 127.0.0.1" in capsys.readouterr().err
 
 
 def test_an_unknown_environment_is_a_user_error(capsys):
-    assert command.main(["serve", "environment=nowhere", "--as", "mcp"]) == 2
+    assert command.main(["environment=nowhere", "--as", "mcp"]) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
@@ -252,7 +252,7 @@ def test_an_unknown_environment_is_a_user_error(capsys):
 )
 def test_wrong_options_name_what_is_expected(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
-        command.main(["serve", "environment=guess", *arguments])
+        command.main(["environment=guess", *arguments])
     assert message in capsys.readouterr().err
 
 

@@ -16,8 +16,8 @@ from components.artifacts.manifest import content_digest
 from components.errors import ResourceError
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Records
-from flows.lineage import main
 from flows.reporting.lineage import origins, show, to_json
+from flows.runs.lineage import main
 from tests.flows.pretend import pretend
 
 CODE = Path(__file__).resolve().parents[2]
@@ -340,7 +340,7 @@ def test_neither_torch_nor_prefect_nor_mlflow_is_imported(tmp_path):
     run = pretend(tmp_path, rounds=1)
     code = f"""
 import sys
-from flows.lineage import main
+from flows.runs.lineage import main
 assert main([{run.id!r}, {f"root={tmp_path}"!r}]) == 0
 print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
 """

@@ -15,9 +15,9 @@ from components.deployment.targets.base import Deployment, Release
 from components.models.weights import load_model, load_tokenizer, prepare
 from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
-from flows.clean import main
 from flows.history.records import Records
 from flows.release.deployment_ledger import ActiveRelease, Ledger
+from flows.runs.clean import main
 from tests.deployment.tiny import TINY
 from tests.flows.pretend import pretend
 
@@ -223,7 +223,7 @@ def test_a_server_that_is_up_is_stopped_first(tmp_path, registered, clean):
     )
     refused = clean("--forget", run.short, "--forget-champion", "--delete")
     assert refused.code == 2
-    assert f"python -m flows.deployments root={tmp_path} --stop shop" in refused.err
+    assert f"python -m flows.runs deployments root={tmp_path} --stop shop" in refused.err
     assert len(kept(tmp_path)) == len(run.stages)
 
 

@@ -9,7 +9,7 @@ import pytest
 from components.rewards.judge import judge
 from components.trajectories.feedback import Correction, read, read_all
 from components.trajectories.feedback_episodes import taught
-from flows.revise import main
+from flows.runs.revise import main
 from tests.flows.annotated import EPISODES, played
 from tests.flows.pretend import pretend
 from tests.rewards.judged import data, judge_server, means, says, target, used

@@ -12,10 +12,10 @@ import pytest
 from components.errors import ResourceError
 from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
-from flows import note, runs, tag
 from flows.history.labels import Labels
 from flows.history.records import Records, RunRecord
 from flows.reporting.run_list import Condition, parse_since
+from flows.runs.__main__ import RUNS
 
 DAY = 86400.0
 
@@ -37,7 +37,7 @@ def root(tmp_path):
 
 
 def listed(root: Path, capsys, *arguments: str) -> dict:
-    assert runs.main([*arguments, f"root={root}", "--json"]) == 0
+    assert RUNS.main([*arguments, f"root={root}", "--json"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
@@ -67,7 +67,7 @@ def test_only_the_overrides_that_differ_are_columns(root, capsys):
     assert data["changed"] == ["lr"]
     assert [run["changed"] for run in data["runs"]] == [{"lr": "1e-4"}, {"lr": "3e-4"}]
     assert data["runs"][1]["metrics"] == {"success": 0.75, "seconds": 60.0}
-    assert runs.main([f"root={root}", "--experiment", "shop"]) == 0
+    assert RUNS.main([f"root={root}", "--experiment", "shop"]) == 0
     head, first, *_ = capsys.readouterr().out.splitlines()
     assert head.split() == ["run", "started", "experiment", "seed", "state", "success", "lr"]
     assert first.split()[-2:] == ["0.5", "1e-4"]
@@ -78,13 +78,13 @@ def test_columns_fit_the_width_and_wide_shows_all(tmp_path, capsys):
     for number in range(1, 31):
         lines = [f"{key}={number}" for key in dict.fromkeys((keys[0], keys[number - 1]))]
         record(tmp_path, number, overrides=["+experiment=shop", f"model.name={'x' * 80}{number}", *lines])
-    assert runs.main([f"root={tmp_path}"]) == 0
+    assert RUNS.main([f"root={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 30 + 2  # no cell is wrapped
     assert max(map(len, lines)) <= 120
     assert keys[0] in lines[0]
     assert re.search(r"\d+ more differ: .*; --wide shows all", lines[-2])
-    assert runs.main([f"root={tmp_path}", "--wide"]) == 0
+    assert RUNS.main([f"root={tmp_path}", "--wide"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 30 + 1
     assert set(keys) <= set(lines[0].split())
@@ -103,12 +103,12 @@ def test_columns_fit_the_width_and_wide_shows_all(tmp_path, capsys):
     ],
 )
 def test_mistakes_are_answered(root, capsys, arguments, message):
-    assert runs.main([*arguments, f"root={root}"]) == 2
+    assert RUNS.main([*arguments, f"root={root}"]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_folder_without_runs(tmp_path, capsys):
-    assert runs.main([f"root={tmp_path}"]) == 2
+    assert RUNS.main([f"root={tmp_path}"]) == 2
     assert "there is no run below" in capsys.readouterr().err
 
 
@@ -124,17 +124,17 @@ def test_tags_and_notes_are_stored_and_mirrored_to_mlflow(tmp_path, capsys):
     run = RunRecord(tracker.run_id, "shop", 0, time.time(), "FINISHED")
     Records(tmp_path).write(run)
     place = f"root={tmp_path}"
-    assert tag.main([run.short, "baseline", "v2", place]) == 0
-    assert note.main([run.short, "same data", place]) == 0
-    assert note.main([run.short, "more rounds", place, "--json"]) == 0
+    assert RUNS.main(["tag", run.short, "baseline", "v2", place]) == 0
+    assert RUNS.main(["note", run.short, "same data", place]) == 0
+    assert RUNS.main(["note", run.short, "more rounds", place, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {
         "run": run.id, "tags": ["baseline", "v2"], "notes": ["same data", "more rounds"], "mlflow": "updated",
     }  # fmt: skip
     tags = tracker.client.get_run(run.id).data.tags
     assert (tags["tag.baseline"], tags["tag.v2"]) == ("true", "true")
     assert tags["mlflow.note.content"] == "same data\n\nmore rounds"
-    assert tag.main([run.short, "--remove", "v2", place]) == 0
-    assert note.main([run.short, "--clear", place]) == 0
+    assert RUNS.main(["tag", run.short, "--remove", "v2", place]) == 0
+    assert RUNS.main(["note", run.short, "--clear", place]) == 0
     tags = tracker.client.get_run(run.id).data.tags
     assert "tag.baseline" in tags
     assert not {"tag.v2", "mlflow.note.content"} & tags.keys()
@@ -144,29 +144,29 @@ def test_tags_and_notes_are_stored_and_mirrored_to_mlflow(tmp_path, capsys):
 
 
 def test_without_mlflow_the_labels_are_stored_and_the_reason_is_printed(root, capsys):
-    assert tag.main(["shop", "baseline", f"root={root}"]) == 0
+    assert RUNS.main(["tag", "shop", "baseline", f"root={root}"]) == 0
     assert "the tags are stored, but not in MLflow: there is no MLflow store below" in capsys.readouterr().err
     assert Labels(root).of(Records(root).get("shop")).tags == ["baseline"]
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "message"),
+    ("arguments", "message"),
     [
-        (tag, ["shop", "a b"], "tag 'a b' is invalid"),
-        (tag, ["shop", "../x"], "is invalid"),
-        (tag, ["shop", "--remove", "x"], "has no tag 'x'; it has: none"),
-        (tag, ["nothing", "x"], "there is no run 'nothing'"),
-        (note, ["shop", " "], "the note has 0 characters"),
+        (["tag", "shop", "a b"], "tag 'a b' is invalid"),
+        (["tag", "shop", "../x"], "is invalid"),
+        (["tag", "shop", "--remove", "x"], "has no tag 'x'; it has: none"),
+        (["tag", "nothing", "x"], "there is no run 'nothing'"),
+        (["note", "shop", " "], "the note has 0 characters"),
     ],
 )
-def test_invalid_labels_are_refused(root, capsys, command, arguments, message):
-    assert command.main([*arguments, f"root={root}"]) == 2
+def test_invalid_labels_are_refused(root, capsys, arguments, message):
+    assert RUNS.main([*arguments, f"root={root}"]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_note_needs_a_text(root, capsys):
     with pytest.raises(SystemExit):
-        note.main(["shop", f"root={root}"])
+        RUNS.main(["note", "shop", f"root={root}"])
     assert "--clear to remove the notes" in capsys.readouterr().err
 
 

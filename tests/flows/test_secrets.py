@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import calibrate, chat, plan, run, serve
+from flows import chat, plan, run, serve
+from flows.explain import calibrate
 from tests.rewards.judge_replies import refused
 from tests.rewards.judge_server import judge_server
 
@@ -167,8 +168,8 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("PLANTED_TOKEN", f"{S}9f")
     monkeypatch.setattr("flows.session.run", started)
-    monkeypatch.setattr("flows.calibrate.calibrate", started)
-    monkeypatch.setattr("flows.server.start", started)
+    monkeypatch.setattr("flows.explain.calibrate.calibrate", started)
+    monkeypatch.setattr("flows.runs.ui.start", started)
     monkeypatch.setattr("flows.plan.plan", started)
     monkeypatch.setattr("flows.chat._talk", started, raising=False)
     return tmp_path

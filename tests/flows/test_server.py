@@ -67,7 +67,7 @@ def test_it_ends_when_the_run_is_killed(prefect_root):
     code = f"""
         import time
         from pathlib import Path
-        from flows import server
+        from flows.orchestration import server
         running = server.start(Path({str(prefect_root)!r}))
         print(running.url(), running._process.pid, flush=True)
         time.sleep(600)

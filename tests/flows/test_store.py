@@ -20,9 +20,9 @@ from flows.experiment.spec import ExperimentSpec
 from flows.history import store_reader
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Records
-from flows.lineage import main as lineage_main
 from flows.reporting.comparison import compare
 from flows.reporting.lineage import show
+from flows.runs.lineage import main as lineage_main
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage, run_stage

@@ -1,4 +1,4 @@
-"""Form `trajectories`: the project's own Parquet of episodes, as `flows.export --form parquet` writes it.
+"""Form `trajectories`: the project's own Parquet of episodes, as `flows.runs export --form parquet` writes it.
 
 The messages, tools, scenarios and rewards are imported. Sampled tokens and log-probabilities are not: they belong to
 the tokenizer and the policy of the run. A message that the policy did not sample in its history is context.

@@ -52,8 +52,8 @@ class Mcp:
     Scenario types and difficulties: those of the file.
 
     Args:
-        scenarios: JSON file of tasks (docs/reference/environments/packages.md), as `python -m flows.scenarios` writes
-            it. null: the tasks come from a flow that writes them, `flow=mcp_rl`.
+        scenarios: JSON file of tasks (docs/reference/environments/packages.md), as `flows.environment scenarios`
+            writes it. null: the tasks come from a flow that writes them, `flow=mcp_rl`.
         command: Program of a stdio server and its arguments.
         url: URL of a server over streamable HTTP.
         variables: Names of environment variables passed to the program, besides PATH, HOME and the like.

@@ -6,7 +6,7 @@ A language model criticises an answer of the agent by each principle, and scores
     score of an episode = mean over the judged answers
 
 With `revise`, a second question rewrites an answer that does not fully satisfy the principles, based on the critique.
-`flows.revise` uses the same revisions as corrections to train on.
+`flows.runs revise` uses the same revisions as corrections to train on.
 
 The paper samples one principle for each critique; here each answer is judged by all principles, so that scores are
 comparable.

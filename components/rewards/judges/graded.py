@@ -1,7 +1,7 @@
 """Grade of an episode: one number by a language model, on a declared scale.
 
 The simplest judge, for small models: the prompt has examples with their grades, then the episode. A model of such a
-size is a poor judge; `python -m flows.calibrate` measures how poor.
+size is a poor judge; `python -m flows.explain calibrate` measures how poor.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Human:
     """Reward from human ratings and comparisons.
 
     Args:
-        path: File of answers, or folder of such files: `ROOT/feedback`, or the output of `flows.annotate --export`.
+        path: File of answers, or folder of such files: `ROOT/feedback`, or output of `flows.runs annotate --export`.
         choices: Value of comparisons: `bradley_terry`, or `share`, the share of its comparisons that an episode won.
 
     An episode without feedback is unscored. The components of a Score are `score`, `choice` and `authors`, the number

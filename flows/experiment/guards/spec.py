@@ -99,7 +99,8 @@ ADVICE = {
     "reward_hacking": "Compare the episodes of the two evaluations with those of high training reward, correct the "
     "reward, or train less",
     "heldout_reward": "Read the episodes of high training reward, correct the reward, or train less",
-    "length_drift": "Measure the length bias of the reward (python -m flows.calibrate), penalize length, or train less",
+    "length_drift": "Measure the length bias of the reward (python -m flows.explain calibrate), penalize length, or "
+    "train less",
     "repetition_drift": "Penalize repetition (reward=varied), or train less",
     "identical_answers": "Raise collect.temperature or the KL coefficient, or correct a reward that scores one answer "
     "high in all scenarios",

@@ -1,4 +1,4 @@
-"""`python -m flows.server [root=DIR]`: Prefect server and user interface for the runs below a root."""
+"""`python -m flows.runs ui [root=DIR]`: Prefect server and user interface for the runs below a root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flows.terminal.exit_codes import describe_error, print_message
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server until Ctrl-C. Return exit code 0; 2 if it cannot start, 1 if it stops by itself."""
     parser = RootParser(
-        prog="python -m flows.server",
+        prog="python -m flows.runs ui",
         description="Serves Prefect's user interface for the runs below a root, until interrupted.",
     )
     parser.add_argument("--port", type=int, default=PORT, help="port of the server (default: %(default)s)")
@@ -38,9 +38,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print("the Prefect server stopped; see its log, logs/prefect-server.log below the root", file=sys.stderr)
     return 1
-
-
-if __name__ == "__main__":
-    from flows.terminal.interrupt import leave
-
-    leave(main)

@@ -1,10 +1,10 @@
-r"""`python -m flows.calibrate +experiment=NAME [overrides]`: agreement of the declared reward with the ground truth.
+r"""`flows.explain calibrate +experiment=NAME [overrides]`: agreement of the declared reward with the ground truth.
 
-    python -m flows.calibrate +experiment=quickstart                      play held-out scenarios, judge, measure
-    python -m flows.calibrate +experiment=quickstart --run latest         use the evaluations of a run
-    python -m flows.calibrate +experiment=quickstart --run latest --label "collect[3]"
-    python -m flows.calibrate +experiment=quickstart --run latest --people scores.jsonl
-    python -m flows.calibrate +experiment=quickstart calibrate.marks.auc=0.8 --strict
+    python -m flows.explain calibrate +experiment=quickstart                  play held-out scenarios, judge, measure
+    python -m flows.explain calibrate +experiment=quickstart --run latest     use the evaluations of a run
+    python -m flows.explain calibrate +experiment=quickstart --run latest --label "collect[3]"
+    python -m flows.explain calibrate +experiment=quickstart --run latest --people scores.jsonl
+    python -m flows.explain calibrate +experiment=quickstart calibrate.marks.auc=0.8 --strict
 
 The ground truth is the success that the environment reports, the scores of another reward (`calibrate.truth`), or human
 scores (--people): a file of lines `{"trajectory_id": ..., "score": ...}`; several scores of an episode are averaged.
@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from components.errors import EspalierError, Problem, SpecError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import print_error
-from flows.terminal.interrupt import leave
 from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 1 if a stage fails or, with --strict, a mark is not met; 2 for a user error;
     130 if interrupted."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.calibrate", description="Measures the declared reward against the ground truth."
+        prog="python -m flows.explain calibrate", description="Measures the declared reward against the ground truth."
     )
     parser.add_argument("overrides", nargs="*", help="as for flows.run: +experiment=NAME key=value")
     parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
@@ -198,7 +197,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(json.dumps(result), file=out, flush=True)
     unmet = [name for name, mark in result["marks"].items() if not mark["met"]]
     return 1 if options.strict and unmet else 0
-
-
-if __name__ == "__main__":
-    leave(main)

@@ -1,5 +1,5 @@
-"""`python -m flows.lineage KEY|RUN@STEP|RUN`: ancestors and descendants of an artifact. With `--why` and RUN: the
-reasons why the stages of a run were computed and not cached.
+"""`python -m flows.runs lineage KEY|RUN@STEP|RUN`: ancestors and descendants of an artifact. With `--why` and RUN:
+the reasons why the stages of a run were computed and not cached.
 
 KEY is a prefix of any artifact's key. RUN@STEP is the checkpoint of a run after round STEP (0: after its warmup). RUN
 alone is the run's final policy, which it deploys and which its `evaluate[final]` measured: with `deploy.policy=best`
@@ -28,7 +28,7 @@ from flows.terminal.exit_codes import print_message
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 for an error in the command."""
     parser = RootParser(
-        prog="python -m flows.lineage", description="Shows the ancestors and the descendants of an artifact."
+        prog="python -m flows.runs lineage", description="Shows the ancestors and the descendants of an artifact."
     )
     parser.add_argument(
         "artifact",
@@ -77,7 +77,3 @@ def _print_reasons(root: Path, reference: str, as_json: bool, trust: bool) -> in
     if reader.unread:
         print(f"cannot read this store; artifacts that only it has count as deleted: {reader.unread}", file=sys.stderr)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

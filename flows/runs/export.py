@@ -1,4 +1,4 @@
-"""`python -m flows.export RUN --form FORM --out DIR`: scored episodes of a run as data, in the forms that imports read.
+"""`flows.runs export RUN --form FORM --out DIR`: scored episodes of a run as data, in the forms that imports read.
 
 The episodes are those that the run scored for training: of its rounds, its warmup, imported data and human feedback.
 Held-out episodes of evaluations are not exported. DIR is a new folder with the rows and a data set card; `--push`
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = RootParser(
-        prog="python -m flows.export", description="Writes the scored episodes of a run as data to train on."
+        prog="python -m flows.runs export", description="Writes the scored episodes of a run as data to train on."
     )
     parser.add_argument("run", metavar="RUN", help="id of the run, its beginning, or the name of its experiment")
     parser.add_argument("--form", required=True, choices=FORMS, help="form of the rows; parquet: whole episodes")
@@ -124,7 +124,3 @@ def _provenance(record: RunRecord, stages: Sequence[tuple[str, str, str]]) -> di
         "Stages": ", ".join(f"`{label}`" for label, _, _ in stages),
         "Artifacts of the scores": ", ".join(f"`{scores[:12]}`" for _, _, scores in stages),
     }
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,10 +1,10 @@
-"""`python -m flows.annotate RUN`: web page for human feedback on the episodes of a run.
+"""`python -m flows.runs annotate RUN`: web page for human feedback on the episodes of a run.
 
 On the page, annotators read episodes, score them from 1 to 5, choose the better of two episodes of the same scenario,
 and correct the assistant's messages.
 
-    python -m flows.annotate RUN [--stage "collect[2]"] [--sample N] [--author NAME] [--port N] [--no-browser]
-    python -m flows.annotate RUN --export FILE | --import FILE | --agreement
+    python -m flows.runs annotate RUN [--stage "collect[2]"] [--sample N] [--author NAME] [--port N] [--no-browser]
+    python -m flows.runs annotate RUN --export FILE | --import FILE | --agreement
 
 RUN is an id, a prefix of an id, an experiment's name (its latest run) or `latest`. The default of --stage is the last
 round's collection. Every answer is written to `ROOT/feedback/` with author and time before the page confirms it, so the
@@ -47,7 +47,7 @@ HOST = "127.0.0.1"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 for a user error, 130 if interrupted before the page was served."""
     parser = RootParser(
-        prog="python -m flows.annotate",
+        prog="python -m flows.runs annotate",
         description="Serves a page on which people score, compare and correct the episodes of a run.",
     )
     parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
@@ -273,7 +273,3 @@ def _agreement(options: argparse.Namespace, run: RunRecord) -> int:
         raise ResourceError(f"run {run.short} has no answers of annotators yet")
     print(json.dumps(by_label, indent=2))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""`python -m flows.clean`: garbage collection of the folder of the runs; deletes only with `--delete`.
+"""`python -m flows.runs clean`: garbage collection of the folder of the runs; deletes only with `--delete`.
 
 An artifact is needed if it belongs to a stage of a recorded run (or is the start of a fork), or is an ancestor of such
 an artifact. The command lists everything else with the reason and the size:
@@ -298,7 +298,7 @@ def _size(path: Path) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 if it cannot be done."""
     parser = RootParser(
-        prog="python -m flows.clean",
+        prog="python -m flows.runs clean",
         description="Lists unneeded files below a root, with the reasons. Deletes only with --delete.",
     )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="only these artifacts; refused if a run needs one")
@@ -366,7 +366,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(f"{len(deletable)} can be deleted, {total:.1f} MB{records}; nothing is deleted without --delete")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,8 +1,8 @@
-r"""`python -m flows.attribute RUN`: training groups that pushed against the held-out scenarios which a round lost.
+"""`flows.explain attribute RUN`: training groups that pushed against the held-out scenarios which a round lost.
 
-    python -m flows.attribute RUN                                  the last round
-    python -m flows.attribute RUN --round 3 --json                 another round
-    python -m flows.attribute RUN --round 3 --without GROUP        train the round again without a group; repeatable
+    python -m flows.explain attribute RUN                            the last round
+    python -m flows.explain attribute RUN --round 3 --json           another round
+    python -m flows.explain attribute RUN --round 3 --without GROUP  train the round again without a group; repeatable
 
 A scenario is lost if the policy before the round solved it and the policy after the round does not. For each, the
 groups of the round by influence, most negative first: the dot product of the gradient of the group's loss and that of
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from components.errors import EspalierError
 from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.exit_codes import print_error
-from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
     from flows.influence.attribution import Attribution, LostScenario, Retrained
@@ -228,7 +227,7 @@ def _gain(row: Mapping[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 1 if a stage fails; 2 for a user error; 130 if interrupted."""
     parser = RootParser(
-        prog="python -m flows.attribute",
+        prog="python -m flows.explain attribute",
         description="Attributes the held-out scenarios that a round lost to its training groups.",
     )
     parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
@@ -263,7 +262,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = json.dumps(data) if options.json else "\n".join(map(printable, show(data).split("\n")))
     print(text, file=out, flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    leave(main)

@@ -1,9 +1,9 @@
-r"""`python -m flows.rejudge RUN reward=A reward=B`: rewards compared by what they teach on the same episodes.
+r"""`python -m flows.explain rejudge RUN reward=A reward=B`: rewards compared by what they teach on the same episodes.
 
-    python -m flows.rejudge RUN reward=outcome reward.turn_cost=0.1         the run's own reward and another one
-    python -m flows.rejudge RUN reward=length reward.target=9 reward=steps  two others; their overrides follow each
-    python -m flows.rejudge latest reward=ruler --round 3 --json            the collection of an earlier round
-    python -m flows.rejudge latest reward=steps --whole-round               the effect of a round in place of a step
+    python -m flows.explain rejudge RUN reward=outcome reward.turn_cost=0.1     own reward and another one
+    python -m flows.explain rejudge RUN reward=length reward.target=9 reward=steps  two; overrides follow each
+    python -m flows.explain rejudge latest reward=ruler --round 3 --json        collection of an earlier round
+    python -m flows.explain rejudge latest reward=steps --whole-round           the effect of a round in place of a step
 
 All rewards judge the episodes that the run collected in its last round, or in `--round N`. For each pair: Kendall's
 tau-b within groups; the share of groups in which an advantage changes sign, or two episodes change order; the cosine of
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from components.errors import EspalierError
 from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.exit_codes import print_error
-from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
     from components.evaluation.rank_agreement import FlippedGroup
@@ -201,7 +200,8 @@ def _gain(row: Mapping[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 1 if a stage fails; 2 for a user error; 130 if interrupted."""
     parser = RootParser(
-        prog="python -m flows.rejudge", description="Compares rewards by what they teach on the episodes of a run."
+        prog="python -m flows.explain rejudge",
+        description="Compares rewards by what they teach on the episodes of a run.",
     )
     parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
     parser.add_argument(
@@ -239,7 +239,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = json.dumps(data) if options.json else "\n".join(map(printable, show(data).split("\n")))
     print(text, file=out, flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    leave(main)

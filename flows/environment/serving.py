@@ -66,9 +66,8 @@ def serve(source: EpisodeSource, options: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 for a user error; 130 if interrupted."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.environment", description="Serves an environment to programs of others."
+        prog="python -m flows.environment serve", description="Serves an environment to programs of others."
     )
-    parser.add_argument("action", choices=["serve"], help="serve: answer requests until interrupted")
     parser.add_argument("overrides", nargs="*", help="as for flows.run: environment=NAME, +experiment=NAME, key=value")
     parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
     parser.add_argument("--as", choices=PROTOCOLS, required=True, dest="protocol", help="protocol")
@@ -102,9 +101,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    from flows.terminal.interrupt import leave
-
-    leave(main)

@@ -1,8 +1,8 @@
-r"""`python -m flows.bisect GOOD BAD`: the change that made two runs differ.
+r"""`python -m flows.explain bisect GOOD BAD`: the change that made two runs differ.
 
-    python -m flows.bisect GOOD BAD                        settings, data, code and packages; held-out success
-    python -m flows.bisect GOOD BAD --metric reward        another metric of the last evaluation
-    python -m flows.bisect GOOD BAD --dry-run              differences and planned steps, with price; runs nothing
+    python -m flows.explain bisect GOOD BAD                    settings, data, code and packages; held-out success
+    python -m flows.explain bisect GOOD BAD --metric reward    another metric of the last evaluation
+    python -m flows.explain bisect GOOD BAD --dry-run          differences and planned steps, with price; runs nothing
 
 It really runs the experiment with some of the changes, from the last artifact that the two runs share, cheapest change
 first, and prints the price of each step before it. Cached stages are reused. It ends at the first change whose effect
@@ -25,7 +25,6 @@ from components.errors import EspalierError
 from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.console import printable
 from flows.terminal.exit_codes import print_error
-from flows.terminal.interrupt import leave
 
 if TYPE_CHECKING:
     from flows.bisection.bisection import Bisection, BisectionResult
@@ -38,7 +37,9 @@ METRICS = ("success", "reward", "turns")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0 if a cause is known or planned; 1 if none is; 2 for an error in the command
     and for runs that cannot be bisected; 130 if interrupted."""
-    parser = RootParser(prog="python -m flows.bisect", description="Finds the change that made two runs differ.")
+    parser = RootParser(
+        prog="python -m flows.explain bisect", description="Finds the change that made two runs differ."
+    )
     run = "id, prefix of an id, experiment's name (its latest run), or latest"
     parser.add_argument("good", metavar="GOOD", help=f"run with the expected result: {run}")
     parser.add_argument("bad", metavar="BAD", help="run with another result")
@@ -193,7 +194,3 @@ def _hours(text: str) -> float:
     if not 0 < hours < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number of hours above 0")
     return hours
-
-
-if __name__ == "__main__":
-    leave(main)

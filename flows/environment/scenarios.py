@@ -1,7 +1,7 @@
-r"""`python -m flows.scenarios`: write tasks for the tools of an MCP server with a language model.
+r"""`python -m flows.environment scenarios`: write tasks for the tools of an MCP server with a language model.
 
-    python -m flows.scenarios --out tasks.json --count 64 --author NAME --author-url http://127.0.0.1:8000/v1 \
-        --about "a shop" -- python my_server.py
+    python -m flows.environment scenarios --out tasks.json --count 64 --author NAME \
+        --author-url http://127.0.0.1:8000/v1 --about "a shop" -- python my_server.py
     python -m flows.run +experiment=NAME environment=mcp environment.scenarios=tasks.json \
         'environment.command=[python, my_server.py]'
 
@@ -61,7 +61,7 @@ async def write(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 for an error in the command or a failure of the author or the server."""
     parser = argparse.ArgumentParser(
-        prog="python -m flows.scenarios",
+        prog="python -m flows.environment scenarios",
         description="Writes tasks for the tools of an MCP server with a language model.",
     )
     parser.add_argument(
@@ -130,7 +130,3 @@ def _save(path: Path, tasks: Sequence[dict[str, Any]]) -> None:
         os.replace(part, path)
     except OSError as error:
         raise ResourceError(f"cannot write {path}: {error.strerror or error}; give another file: --out FILE") from None
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,14 +1,14 @@
-"""`python -m flows.revise RUN --out FILE`: revision by a judge of a run's answers that violate its principles.
+"""`python -m flows.runs revise RUN --out FILE`: revision by a judge of a run's answers that violate its principles.
 
-    python -m flows.revise RUN --out FILE                                    with the run's own reward
-    python -m flows.revise RUN --out FILE reward.model.url=URL reward.model.model=NAME
+    python -m flows.runs revise RUN --out FILE                                    with the run's own reward
+    python -m flows.runs revise RUN --out FILE reward.model.url=URL reward.model.model=NAME
 
 The judge is a `reward=constitution`: the run's own, also inside a composed reward, or, with overrides,
 `conf/reward/constitution.yaml` with these overrides. The judge's earlier answers come from the cache: after a run with
 `reward.revise=true` the command makes no calls.
 
-FILE gets a correction for each revised answer, in the format of human corrections (`flows.annotate`), with the author
-`constitution NAME`. `feedback=scores feedback.path=FILE fork=RUN` trains on them. Corrections that FILE already
+FILE gets a correction for each revised answer, in the format of human corrections (`flows.runs annotate`), with the
+author `constitution NAME`. `feedback=scores feedback.path=FILE fork=RUN` trains on them. Corrections that FILE already
 contains are not added again. --pairs FILE gets preferences in TRL's format, one JSON object per line, with `chosen`
 (the conversation up to the revised answer), `rejected` (up to the original one) and `tools`. RUN is an id, a prefix of
 an id, an experiment's name (its latest run) or `latest`. The default of --stage is the last round's collection.
@@ -45,7 +45,7 @@ _Verdicts = list[tuple["Trajectory", str, "Revision"]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 for a user error, 130 if interrupted."""
     parser = RootParser(
-        prog="python -m flows.revise", description="Revises a run's answers that violate its judge's principles."
+        prog="python -m flows.runs revise", description="Revises a run's answers that violate its judge's principles."
     )
     parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
     parser.add_argument(
@@ -206,7 +206,3 @@ def _pairs(verdicts: _Verdicts) -> Iterator[dict[str, Any]]:
                 "tools": trajectory.tools,
                 "scenario_id": trajectory.scenario.id,
             }
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""`python -m flows.deployments [--stop NAME | --start NAME]`: state of the models that runs below a root have deployed.
+"""`flows.runs deployments [--stop NAME | --start NAME]`: state of the models that runs below a root have deployed.
 
 The command lists deployments. It stops a server on this machine, or starts it again, for example after a reboot.
 Deployments on other hosts are listed only; stop them on their host.
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 if the model has no deployment on this machine; 1 if a server does not
     start."""
     parser = RootParser(
-        prog="python -m flows.deployments",
+        prog="python -m flows.runs deployments",
         description="Lists the models that runs have deployed; stops and starts their servers on this machine.",
     )
     act = parser.add_mutually_exclusive_group()
@@ -146,7 +146,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             end="" if deployments else "\n",
         )
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -4,7 +4,7 @@
     python -m flows.runs --tag baseline --metric 'success>=0.5' --best success --json
 
 Runs are listed latest first; `--best METRIC` lists the best first. Metrics are numbers of the result line of a run:
-success, gain, reward, seconds, cost, and others. Tags and notes come from `flows.tag` and `flows.note`.
+success, gain, reward, seconds, cost, and others. Tags and notes come from `flows.runs tag` and `flows.runs note`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def _fitting(columns: Mapping[str, Sequence[str]], width: int) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 for an error in the command."""
     parser = RootParser(
-        prog="python -m flows.runs", description="Lists runs, latest first, with the overrides in which they differ."
+        prog="python -m flows.runs list",
+        description="Lists runs, latest first, with the overrides in which they differ.",
     )
     parser.add_argument("--experiment", metavar="NAME", help="only runs of this experiment")
     parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="only runs with this tag; repeatable")
@@ -153,7 +154,3 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1")
     return number
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
