@@ -186,6 +186,11 @@ class TextEnvironment(ToolEnvironment):
             return f"error: {error}"
 
 
+def to_json(**fields: Any) -> str:
+    """Return the result of a tool: JSON on one line."""
+    return json.dumps(fields)
+
+
 def shorten(text: str, limit: int = 4_000) -> str:
     """Return an observation of at most `limit` characters, and a mark where it is cut."""
     return text if len(text) <= limit else text[:limit] + " … (cut)"

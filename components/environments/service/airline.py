@@ -26,9 +26,9 @@ from components.environments.service.airline_policy import (
     distance,
 )
 from components.environments.service.airline_scenarios import AirlineScenario
-from components.environments.service.desk import ServiceDesk, answer
+from components.environments.service.desk import ServiceDesk
 from components.environments.service.scenarios import generate
-from components.environments.tools import InvalidAction, tool
+from components.environments.tools import InvalidAction, to_json, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -70,14 +70,14 @@ class Airline(ServiceDesk):
         record = self.record("customers", customer, "customer")
         self.check_access(customer)
         bookings = [key for key, booking in self.database["bookings"].items() if booking["customer"] == customer]
-        return answer(**record, bookings=bookings)
+        return to_json(**record, bookings=bookings)
 
     @tool
     def view_booking(self, booking: Annotated[str, "such as B1042"]) -> str:
         """Flight, cabin, fare, passengers, bags, payment and state of a booking."""
         record = self.record("bookings", booking, "booking")
         self.check_access(record["customer"])
-        return answer(**record)
+        return to_json(**record)
 
     @tool
     def find_flights(self, origin: str, destination: str, date: Annotated[str, "such as 2031-09-12"]) -> str:
@@ -88,12 +88,12 @@ class Airline(ServiceDesk):
             if [flight["origin"].lower(), flight["destination"].lower(), flight["date"]]
             == [origin.strip().lower(), destination.strip().lower(), date.strip()]
         ]
-        return answer(flights=flights)
+        return to_json(flights=flights)
 
     @tool
     def view_flight(self, flight: Annotated[str, "such as NG512"]) -> str:
         """Cities, date, times, hours of delay, and the price and free seats of each cabin."""
-        return answer(**self.record("flights", flight, "flight"))
+        return to_json(**self.record("flights", flight, "flight"))
 
     # Changing
 
@@ -126,7 +126,7 @@ class Airline(ServiceDesk):
             "customer": self.verified, "flight": flight, "cabin": cabin, "fare": "flex", "passengers": names, "bags": 0,
             "booked": str(TODAY), "payment": payment, "paid": amount, "compensation": 0, "state": "booked",
         }  # fmt: skip
-        return answer(booking=key, charged=amount)
+        return to_json(booking=key, charged=amount)
 
     @tool
     def change_flight(self, booking: str, flight: Annotated[str, "the new one, such as NG512"]) -> str:
@@ -148,7 +148,7 @@ class Airline(ServiceDesk):
         new["cabins"][record["cabin"]]["seats"] -= count
         record |= {"flight": flight, "paid": record["paid"] + amount}
         self.pay(record["customer"], record["payment"], amount)
-        return answer(booking=booking, flight=flight, charged=amount)
+        return to_json(booking=booking, flight=flight, charged=amount)
 
     @tool
     def change_cabin(self, booking: str, cabin: Literal["economy", "business"]) -> str:
@@ -165,7 +165,7 @@ class Airline(ServiceDesk):
         cabins[cabin]["seats"] -= count
         record |= {"cabin": cabin, "paid": record["paid"] + amount}
         self.pay(record["customer"], record["payment"], amount)
-        return answer(booking=booking, cabin=cabin, charged=amount)
+        return to_json(booking=booking, cabin=cabin, charged=amount)
 
     @tool
     def add_bags(self, booking: str, bags: Annotated[int, "how many more"]) -> str:
@@ -180,7 +180,7 @@ class Airline(ServiceDesk):
             self.breach("A6", "too many bags, or after departure")
         record |= {"bags": total, "paid": record["paid"] + amount}
         self.pay(record["customer"], record["payment"], amount)
-        return answer(booking=booking, bags=total, charged=amount)
+        return to_json(booking=booking, bags=total, charged=amount)
 
     @tool
     def correct_name(self, booking: str, wrong: Annotated[str, "as it stands"], right: str) -> str:
@@ -192,7 +192,7 @@ class Airline(ServiceDesk):
         if distance(wrong.lower(), right.lower()) > MAX_CORRECTED_LETTERS or self._has_departed(record["flight"]):
             self.breach("A7", "more than a misspelling, or after departure")
         record["passengers"][record["passengers"].index(wrong)] = right
-        return answer(booking=booking, passengers=record["passengers"])
+        return to_json(booking=booking, passengers=record["passengers"])
 
     @tool
     def cancel_booking(self, booking: str) -> str:
@@ -208,7 +208,7 @@ class Airline(ServiceDesk):
         record["state"] = "cancelled"
         flight["cabins"][record["cabin"]]["seats"] += len(record["passengers"])
         self.pay(record["customer"], record["payment"], -amount)
-        return answer(cancelled=booking, refunded=amount)
+        return to_json(cancelled=booking, refunded=amount)
 
     @tool
     def compensate(self, booking: str, dollars: Annotated[int, "in all"]) -> str:
@@ -218,7 +218,7 @@ class Airline(ServiceDesk):
         if record["compensation"] or dollars != self._compensation_due(record):
             self.breach("A8", "a compensation that is not due")
         record["compensation"] += max(-10_000, min(dollars, 10_000))
-        return answer(booking=booking, compensation=dollars)
+        return to_json(booking=booking, compensation=dollars)
 
     # The rules
 

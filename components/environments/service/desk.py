@@ -32,7 +32,7 @@ from components.environments.service.customer import (
     clear,
     says,
 )
-from components.environments.tools import InvalidAction, call, tool
+from components.environments.tools import InvalidAction, call, to_json, tool
 from components.trajectories.schema import Scenario
 
 MAX_MESSAGES = 40
@@ -206,7 +206,7 @@ class ServiceDesk(RestorableState):
         for key, customer in self.database["customers"].items():
             if customer["name"].lower() == name.strip().lower() and customer[field] == value.strip():
                 self.verified = key
-                return answer(customer=key, verified=True)
+                return to_json(customer=key, verified=True)
         return f"no customer with this name and {noun}"
 
     def require_payment(self, customer: str, payment: str) -> None:
@@ -243,8 +243,3 @@ class ServiceDesk(RestorableState):
         if not any(agrees(reply) and all(says(text, term) for term in self.quoted) for text, reply in self.talk):
             self.breach(self.consent, f"{name} without the customer's yes to its terms")
         self.changes.append(json.dumps([name, *arguments]))
-
-
-def answer(**fields: Any) -> str:
-    """Return the result of a tool: JSON on one line."""
-    return json.dumps(fields)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from components.environments.service.desk import ServiceDesk, answer
+from components.environments.service.desk import ServiceDesk
 from components.environments.service.retail_policy import LATE, SYSTEM, TODAY, VOUCHER, WINDOW, order_total
 from components.environments.service.retail_scenarios import RetailScenario
 from components.environments.service.scenarios import generate
-from components.environments.tools import InvalidAction, tool
+from components.environments.tools import InvalidAction, to_json, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -55,19 +55,19 @@ class Retail(ServiceDesk):
         self.check_access(customer)
         orders = [key for key, order in self.database["orders"].items() if order["customer"] == customer]
         profile = {name: record[name] for name in ("name", "tier", "address", "payments")}
-        return answer(**profile, orders=orders)
+        return to_json(**profile, orders=orders)
 
     @tool
     def view_order(self, order: Annotated[str, "such as W1042"]) -> str:
         """State, dates, payment, address and lines of an order."""
         record = self.record("orders", order, "order")
         self.check_access(record["customer"])
-        return answer(**record)
+        return to_json(**record)
 
     @tool
     def view_product(self, product: Annotated[str, "such as lamp"]) -> str:
         """Variants of a product with finish, price and stock, and whether it is on clearance."""
-        return answer(**self.record("products", product, "product"))
+        return to_json(**self.record("products", product, "product"))
 
     @tool
     def find_products(self, finish: Annotated[str, "such as brass"]) -> str:
@@ -78,12 +78,12 @@ class Retail(ServiceDesk):
             for variant, record in product["variants"].items()
             if record["finish"] == finish.strip().lower()
         ]
-        return answer(variants=variants)
+        return to_json(variants=variants)
 
     @tool
     def days_between(self, first: Annotated[str, "such as 2031-05-01"], last: str) -> str:
         """Days from one date to another."""
-        return answer(days=(_day(last) - _day(first)).days)
+        return to_json(days=(_day(last) - _day(first)).days)
 
     # Changing
 
@@ -97,7 +97,7 @@ class Retail(ServiceDesk):
         self._change_open(record, "cancel_order", [order, amount], [order, reason])
         record |= {"state": "cancelled", "reason": reason}
         self.pay(record["customer"], record["payment"], -amount)
-        return answer(cancelled=order, refunded=amount)
+        return to_json(cancelled=order, refunded=amount)
 
     @tool
     def change_address(self, order: str, address: Annotated[str, "number and street"]) -> str:
@@ -105,7 +105,7 @@ class Retail(ServiceDesk):
         record, address = self.record("orders", order, "order"), " ".join(address.split())[:80]
         self._change_open(record, "change_address", [order, address], [order, address])
         record["address"] = address
-        return answer(order=order, address=address)
+        return to_json(order=order, address=address)
 
     @tool
     def change_payment(self, order: str, payment: Annotated[str, "such as P12"]) -> str:
@@ -118,7 +118,7 @@ class Retail(ServiceDesk):
         self.pay(record["customer"], record["payment"], -order_total(record))
         self.pay(record["customer"], payment, order_total(record))
         record["payment"] = payment
-        return answer(order=order, payment=payment)
+        return to_json(order=order, payment=payment)
 
     @tool
     def swap_variant(self, order: str, variant: Annotated[str, "in the order, such as lamp-1"], new: str) -> str:
@@ -131,7 +131,7 @@ class Retail(ServiceDesk):
         self._same_product(variant, new)
         line |= {"variant": new, "price": price}
         self.pay(record["customer"], record["payment"], difference)
-        return answer(order=order, variant=new, charged=difference)
+        return to_json(order=order, variant=new, charged=difference)
 
     @tool
     def return_items(self, order: str, variants: list[str], payment: Annotated[str, "that gets the money"]) -> str:
@@ -151,7 +151,7 @@ class Retail(ServiceDesk):
         for line in lines:
             line["state"] = "returned"
         self.pay(record["customer"], payment, -amount)
-        return answer(returned=variants, refunded=amount, to=payment)
+        return to_json(returned=variants, refunded=amount, to=payment)
 
     @tool
     def exchange_item(self, order: str, variant: str, new: Annotated[str, "another variant, such as lamp-2"]) -> str:
@@ -165,7 +165,7 @@ class Retail(ServiceDesk):
         self._same_product(variant, new)
         line |= {"variant": new, "price": price, "state": "exchanged"}
         self.pay(record["customer"], record["payment"], difference)
-        return answer(order=order, variant=new, charged=difference)
+        return to_json(order=order, variant=new, charged=difference)
 
     @tool
     def give_voucher(self, order: str, dollars: int) -> str:
@@ -177,7 +177,7 @@ class Retail(ServiceDesk):
         if not late or record["voucher"] or dollars != VOUCHER[tier]:
             self.breach("R8", "a voucher that is not earned")
         record["voucher"] += max(-1000, min(dollars, 1000))
-        return answer(order=order, voucher=dollars)
+        return to_json(order=order, voucher=dollars)
 
     # The rules
 

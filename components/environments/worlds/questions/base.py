@@ -32,8 +32,17 @@ LONGEST = 500
 Answer = int | float | str | list[str]
 Look = Callable[..., Any]
 """Function that calls a tool by name with arguments and returns its parsed result."""
-QuestionAndAnswer = tuple[str, Answer] | None
-"""A question and its answer, or None if the random draw has no answer or no unique one."""
+QuestionAndAnswer = tuple[str, Answer]
+
+
+class Redraw(Exception):
+    """A random draw with no answer, or no unique one."""
+
+
+def require(fits: bool) -> None:
+    """Raise Redraw if a draw does not fit."""
+    if not fits:
+        raise Redraw
 
 
 class Questions(RestorableState):
@@ -113,14 +122,9 @@ def same(submitted: str, expected: Answer) -> bool:
     return number is not None and abs(float(number.group(1)) - expected) < 1e-6
 
 
-def first_is_unique(keys: Sequence[Any]) -> bool:
-    """Return True if no other key equals the first of the sorted keys, so that a question about it has one answer."""
-    return len(keys) < 2 or keys[0] != keys[1]
-
-
-def to_json(**fields: Any) -> str:
-    """Return the result of a tool: JSON on one line."""
-    return json.dumps(fields)
+def require_unique(keys: Sequence[Any]) -> None:
+    """Raise Redraw if another key equals the first of the sorted keys: a question about it has several answers."""
+    require(len(keys) < 2 or keys[0] != keys[1])
 
 
 def _normalized(text: str) -> str:
@@ -167,10 +171,10 @@ def _scenario(
         solution.append([tool, arguments])
         return json.loads(getattr(environment, tool)(**arguments))
 
-    question_and_answer: QuestionAndAnswer = getattr(environment, f"ask_{form}")(look, draw)
-    if question_and_answer is None:
+    try:
+        question, answer = getattr(environment, f"ask_{form}")(look, draw)
+    except Redraw:
         return None
-    question, answer = question_and_answer
     if isinstance(answer, str) and answer in question:
         return None
     difficulty = 1 + sum(len(solution) > limit for limit in LEVELS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Annotated, Any, Literal
 
-from components.environments.tools import InvalidAction, tool
-from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, first_is_unique, to_json
+from components.environments.tools import InvalidAction, to_json, tool
+from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, require, require_unique
 from components.specs.registered import registered
 
 FIRST = ("Vera", "Milo", "Tessa", "Ivo", "Nora", "Emil", "Lotte", "Karim", "Runa", "Stefan", "Yara", "Otto", "Wanda")
@@ -129,15 +129,13 @@ class Movie(Questions):
         name = self._person(draw)
         role = draw.choice(("director", "cast"))
         films = look("films_of", person=look("find_person", name=name)["person"], role=role)["films"]
-        if not 2 <= len(films) <= 7:
-            return None
+        require(2 <= len(films) <= 7)
         candidates = [look("view_film", film=film) for film in films]
         field, sign, word = draw.choice(
             (("minutes", 1, "longest"), ("minutes", -1, "shortest"), ("year", 1, "newest"), ("year", -1, "oldest"))
         )
         candidates.sort(key=lambda film_data: -sign * film_data[field])
-        if not first_is_unique([film_data[field] for film_data in candidates]):
-            return None
+        require_unique([film_data[field] for film_data in candidates])
         which = "that {} directed" if role == "director" else "that {} plays in"
         return f"What is the title of the {word} film {which.format(name)}?", candidates[0]["title"]
 
@@ -145,26 +143,19 @@ class Movie(Questions):
         """Ask for the film of a year with the best rating by critics or viewers."""
         year, who = draw.randrange(2012, 2028), draw.choice(("critics", "viewers"))
         films = look("films_in", year=year)["films"]
-        if not 2 <= len(films) <= 6:
-            return None
-        rated = sorted(((look("ratings", film=film)[who], film) for film in films), reverse=True)
-        if not first_is_unique([rating for rating, _ in rated]):
-            return None
-        title = look("view_film", film=rated[0][1])["title"]
+        title = self._best_rated(look, films, who)["title"]
         return f"Which film of {year} do {who} rate best? Its title, please.", title
 
     def ask_together(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         """Ask for the films that two people both play in."""
         first, second = self._person(draw), self._person(draw)
-        if first == second:
-            return None
+        require(first != second)
         films = [
             look("films_of", person=look("find_person", name=name)["person"], role="cast")["films"]
             for name in (first, second)
         ]
         both = [film for film in films[0] if film in films[1]]
-        if not both:
-            return None
+        require(bool(both))
         titles = [look("view_film", film=film)["title"] for film in both]
         return f"In which films do both {first} and {second} play? Their titles, please.", titles
 
@@ -176,22 +167,23 @@ class Movie(Questions):
         people = sorted(
             (look("view_person", person=person) for person in cast), key=lambda person_data: sign * person_data["born"]
         )
-        if not first_is_unique([person_data["born"] for person_data in people]):
-            return None
+        require_unique([person_data["born"] for person_data in people])
         return f"Who is the {word} person in the cast of {title}?", people[0]["name"]
 
     def ask_chain(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         """Ask for the director of the best-rated film that a person plays in."""
         name, who = self._person(draw), draw.choice(("critics", "viewers"))
         films = look("films_of", person=look("find_person", name=name)["person"], role="cast")["films"]
-        if not 2 <= len(films) <= 6:
-            return None
-        rated = sorted(((look("ratings", film=film)[who], film) for film in films), reverse=True)
-        if not first_is_unique([rating for rating, _ in rated]):
-            return None
-        director = look("view_film", film=rated[0][1])["director"]
-        answer = look("view_person", person=director)["name"]
+        answer = look("view_person", person=self._best_rated(look, films, who)["director"])["name"]
         return f"Of the films that {name} plays in, who directed the one that {who} rate best?", answer
+
+    def _best_rated(self, look: Look, films: list[str], who: str) -> dict[str, Any]:
+        """Return the film that critics or viewers rate best."""
+        require(2 <= len(films) <= 6)
+        rated = sorted(((look("ratings", film=film)[who], film) for film in films), reverse=True)
+        require_unique([rating for rating, _ in rated])
+        best: dict[str, Any] = look("view_film", film=rated[0][1])
+        return best
 
     def _film(self, draw: random.Random) -> str:
         return str(self.data["films"][draw.choice(sorted(self.data["films"]))]["title"])

@@ -6,8 +6,8 @@ import random
 from datetime import date, timedelta
 from typing import Annotated, Any
 
-from components.environments.tools import InvalidAction, tool
-from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, first_is_unique, to_json
+from components.environments.tools import InvalidAction, to_json, tool
+from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, require, require_unique
 from components.specs.registered import registered
 
 TODAY = date(2031, 6, 2)
@@ -108,8 +108,7 @@ class Todo(Questions):
     def ask_first(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         """Ask for the first task of a chain of tasks that wait for each other."""
         title, task = self._task(look, draw)
-        if not task["waits_for"]:
-            return None
+        require(bool(task["waits_for"]))
         while task["waits_for"]:
             task = look("view_task", task=task["waits_for"])
         question = f"Go from '{title}' to the task that it waits for, and on in the same way to the one that waits for "
@@ -118,16 +117,12 @@ class Todo(Questions):
     def ask_count(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         """Ask for the number of open, overdue or high-priority tasks of a list."""
         name = draw.choice(self.data["lists"])
-        tasks = look("tasks_in", list=name)["tasks"]
-        if not 2 <= len(tasks) <= 9:
-            return None
-        tasks_data = [look("view_task", task=task) for task in tasks]
-        open_tasks = [task_data for task_data in tasks_data if not task_data["done"]]
+        open_tasks = self._open_tasks(look, look("tasks_in", list=name))
         words, count = draw.choice(
             (
                 ("are open", len(open_tasks)),
-                ("are overdue", sum(task_data["due"] < str(TODAY) for task_data in open_tasks)),
-                ("are open and of high priority", sum(task_data["priority"] == "high" for task_data in open_tasks)),
+                ("are overdue", sum(task["due"] < str(TODAY) for task in open_tasks)),
+                ("are open and of high priority", sum(task["priority"] == "high" for task in open_tasks)),
             )
         )
         return f"How many tasks of the list {name} {words}?", count
@@ -135,36 +130,27 @@ class Todo(Questions):
     def ask_next(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         """Ask for the open task of a project that is due first or last."""
         name = draw.choice(sorted(self.data["projects"]))
-        tasks = look("view_project", project=name)["tasks"]
-        if not 2 <= len(tasks) <= 9:
-            return None
+        open_tasks = self._open_tasks(look, look("view_project", project=name))
         word, last = draw.choice((("first", False), ("last", True)))
-        tasks_data = [look("view_task", task=task) for task in tasks]
-        open_tasks = sorted(
-            (task_data for task_data in tasks_data if not task_data["done"]),
-            key=lambda task_data: task_data["due"],
-            reverse=last,
-        )
-        if len(open_tasks) < 2 or not first_is_unique([task_data["due"] for task_data in open_tasks]):
-            return None
+        open_tasks.sort(key=lambda task: task["due"], reverse=last)
+        require(len(open_tasks) >= 2)
+        require_unique([task["due"] for task in open_tasks])
         return f"Which open task of the project {name} is due {word}? Its title, please.", open_tasks[0]["title"]
 
     def ask_load(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         """Ask for the total minutes of the open tasks in a list, of one person or of all."""
         name, who = draw.choice(self.data["lists"]), draw.choice([*self.data["people"], ""])
-        tasks = look("tasks_in", list=name)["tasks"]
-        if not 2 <= len(tasks) <= 9:
-            return None
-        tasks_data = [look("view_task", task=task) for task in tasks]
-        minutes = sum(
-            task_data["minutes"]
-            for task_data in tasks_data
-            if not task_data["done"] and who in ("", task_data["owner"])
-        )
-        if not minutes:
-            return None
+        open_tasks = self._open_tasks(look, look("tasks_in", list=name))
+        minutes = sum(task["minutes"] for task in open_tasks if who in ("", task["owner"]))
+        require(minutes > 0)
         whose = f"of {who} " if who else ""
         return f"How many minutes do the open tasks {whose}in the list {name} take together?", minutes
+
+    def _open_tasks(self, look: Look, view: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the tasks that are not done, of a list or a project of two to nine tasks."""
+        require(2 <= len(view["tasks"]) <= 9)
+        tasks = [look("view_task", task=task) for task in view["tasks"]]
+        return [task for task in tasks if not task["done"]]
 
     def _task(self, look: Look, draw: random.Random) -> tuple[str, dict[str, Any]]:
         title = self.data["tasks"][draw.choice(sorted(self.data["tasks"]))]["title"]

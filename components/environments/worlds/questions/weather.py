@@ -6,8 +6,8 @@ import random
 from datetime import date, timedelta
 from typing import Annotated, Any
 
-from components.environments.tools import InvalidAction, tool
-from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, first_is_unique, to_json
+from components.environments.tools import InvalidAction, to_json, tool
+from components.environments.worlds.questions.base import Look, QuestionAndAnswer, Questions, require, require_unique
 from components.specs.registered import registered
 
 TODAY = date(2031, 3, 15)
@@ -115,8 +115,7 @@ class Weather(Questions):
     def ask_difference(self, look: Look, draw: random.Random) -> QuestionAndAnswer:
         first, place = self._which(look, draw)
         second, second_place = self._which(look, draw)
-        if place == second_place:
-            return None
+        require(place != second_place)
         offset = draw.choice([*range(-6, 0), *range(1, COMING + 1)])
         highs = [self._at(look, key, offset)["high"] for key in (place, second_place)]
         question = f"By how many degrees do the highs of {first} and {second} differ {_when(offset)}?"
@@ -139,8 +138,7 @@ class Weather(Questions):
         field, word = draw.choice((("high", "highest high"), ("wind", "strongest wind")))
         ranked = [(self._at(look, place, offset)[field], offset) for offset in range(1, days + 1)]
         ranked.sort(reverse=True)
-        if not first_is_unique([value for value, _ in ranked]):
-            return None
+        require_unique([value for value, _ in ranked])
         day = str(TODAY + timedelta(ranked[0][1]))
         return f"Which of the next {days} days, from tomorrow on, has the {word} in {named}? Its date, please.", day
 
@@ -149,14 +147,12 @@ class Weather(Questions):
         region = draw.choice(REGIONS)
         offset = draw.choice([*range(-6, 0), *range(1, COMING + 1)])
         places = look("places_in", region=region)["places"]
-        if not 2 <= len(places) <= 6:
-            return None
+        require(2 <= len(places) <= 6)
         field, sign, word = draw.choice(
             (("rain", 1, "most rain"), ("low", -1, "lowest low"), ("high", 1, "highest high"))
         )
         ranked = sorted(((sign * self._at(look, place, offset)[field], place) for place in places), reverse=True)
-        if not first_is_unique([value for value, _ in ranked]):
-            return None
+        require_unique([value for value, _ in ranked])
         name = look("view_place", place=ranked[0][1])["name"]
         return f"Which place of the {region} region has the {word} {_when(offset)}?", name
 
@@ -168,8 +164,7 @@ class Weather(Questions):
         return (f"{name} in the {region} region" if len(matches) > 1 else name), key
 
     def _at(self, look: Look, place: str, offset: int) -> dict[str, Any]:
-        day = look("history" if offset < 0 else "forecast", place=place, date=str(TODAY + timedelta(offset)))
-        return day
+        return look("history" if offset < 0 else "forecast", place=place, date=str(TODAY + timedelta(offset)))
 
 
 def _when(offset: int) -> str:
