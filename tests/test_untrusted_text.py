@@ -10,7 +10,7 @@ import time
 import pytest
 
 from components.answer_text import last_number
-from components.environments.adapters.agentgym_kinds import Action, _tags
+from components.environments.adapters.agentgym_actions import Action, tagged
 from components.environments.service.customer import agrees, clear, says
 from components.environments.tools import InvalidAction
 from components.environments.worlds.email_search.answers import is_right
@@ -76,7 +76,7 @@ READERS = {
     "program": code_tests.program,
     "shingles": lambda text: shingles(text, 3),
     "masked": mask_text,
-    "agentgym": lambda text: _tags(Action(text, "")),
+    "agentgym": lambda text: tagged(Action(text, "")),
     "question": lambda text: (same(text, 3), same(text, "a"), same(text, ["a", "b"])),
     "email": lambda text: [is_right(kind, text, "1", "?") for kind in ("money", "code", "number")],
     "customer": lambda text: (says(text, "45"), agrees(text), clear(text)),
@@ -231,9 +231,9 @@ def test_readers_keep_their_results():
     assert _native("text [find(x)]")["content"] == "text [find(x)]"
     assert read_pythonic("say\n[1, 2]\n[find(a=1)]") == ("say\n[1, 2]", [("find", '{"a": 1}')])
     assert [same(text, 3) for text in (" 3 kg. ", "3.0", "-3", "3 kg cm")] == [True, True, False, False]
-    assert _tags(Action("</answer><answer>x</answer>", "")) == "</answer><answer>x</answer>"
+    assert tagged(Action("</answer><answer>x</answer>", "")) == "</answer><answer>x</answer>"
     with pytest.raises(InvalidAction):
-        _tags(Action("</answer><answer>", ""))
+        tagged(Action("</answer><answer>", ""))
     assert _BLOCK.findall("```py\na\n```\n```\nb\n```  \n```\nc") == [
         ("py", "a\n", "```"), ("", "b\n", "```"), ("", "c", ""),
     ]  # fmt: skip

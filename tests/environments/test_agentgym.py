@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 from components.bounded_reply import LIMITS
 from components.environments.adapters import agentgym_pool
 from components.environments.adapters.agentgym import AgentGym
-from components.environments.adapters.agentgym_actions import parse_action
-from components.environments.adapters.agentgym_kinds import KINDS, Action
+from components.environments.adapters.agentgym_actions import Action, parse_action
+from components.environments.adapters.agentgym_kinds import KINDS
 from components.environments.adapters.agentgym_pool import close_pools
 from components.environments.tools import InvalidAction, acts
 from components.errors import EnvironmentFailed, ResourceError, SpecError

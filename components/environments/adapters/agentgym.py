@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field
 
-from components.environments.adapters.agentgym_actions import FORMATS, parse_action, storable
+from components.environments.adapters.agentgym_actions import FORMATS, Action, parse_action, storable
 from components.environments.adapters.agentgym_items import (
     Listing,
     Record,
@@ -34,7 +34,7 @@ from components.environments.adapters.agentgym_items import (
     numbers,
     records,
 )
-from components.environments.adapters.agentgym_kinds import KINDS, Action
+from components.environments.adapters.agentgym_kinds import KINDS
 from components.environments.adapters.agentgym_pool import pool_of
 from components.environments.adapters.agentgym_server import (
     AgentGymServer,

@@ -8,20 +8,12 @@ environment.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from components.environments.tools import InvalidAction
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """A parsed action of an agent, with the thought before it."""
-
-    text: str
-    thought: str = ""
+from components.environments.adapters import agentgym_actions as actions
+from components.environments.adapters.agentgym_actions import Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,74 +60,6 @@ class AgentGymKind:
     """Function that returns the type and difficulty of an item; empty and 0 if its number does not determine them."""
     refusals: tuple[str, ...] = ()
     """Prefixes of observations that reject an action."""
-
-
-def _line(action: Action) -> str:
-    """Return the first non-empty line; later lines are commentary."""
-    lines = [line.strip() for line in action.text.splitlines() if line.strip()]
-    if not lines:
-        raise InvalidAction("there is no action")
-    return lines[0]
-
-
-def _fenced(text: str) -> str:
-    """Return the content of the first code fence, or the whole text if there is none."""
-    _, fence, tail = text.partition("```")
-    if not fence:
-        return text.strip()
-    return re.sub(r"\A[A-Za-z]*(?=[ \t]*\n)|\Asql\b", "", tail.partition("```")[0]).strip()
-
-
-def _sql(action: Action) -> str:
-    if statement := _fenced(action.text):
-        return statement
-    raise InvalidAction("there is no SQL")
-
-
-def _browser(action: Action) -> str:
-    """Return the command in a code fence: the server reads the first code fence."""
-    if command := _line(Action(_fenced(action.text))):
-        return f"```{command}```"
-    raise InvalidAction("there is no action")
-
-
-def _function(action: Action) -> str:
-    """Return the call on one line after `Action:`, which the server reads to the end of the line."""
-    text = " ".join(action.text.split("\n")).strip().removeprefix("Action:").strip()
-    if not re.match(r"\w+\s+with\s+Action Input:", text):
-        raise InvalidAction("expected NAME with Action Input: {...}")
-    return f"Action: {text}"
-
-
-def _craft(action: Action) -> str:
-    """Return the action reduced to letters, digits and commas, which the server accepts."""
-    return " ".join(re.sub(r"[^A-Za-z0-9, ]+", " ", _line(action)).split())
-
-
-def _move(action: Action) -> str:
-    text = _line(action).lower()
-    return f"move {text}" if text in ("up", "down", "left", "right") else text
-
-
-def _word(action: Action) -> str:
-    """Return the word as letters separated by spaces, as the server expects it."""
-    text = "".join(_line(action).lower().split())
-    if not re.fullmatch("[a-z]{5}", text):
-        raise InvalidAction("expected one word of five letters")
-    return " ".join(text)
-
-
-def _tags(action: Action) -> str:
-    """Return the tagged action with its thought; the server penalizes an action without a thought."""
-    if not any(_closed(action.text, name) for name in ("search", "answer")):
-        raise InvalidAction("expected <search>...</search> or <answer>...</answer>")
-    return f"<think>{action.thought}</think>\n{action.text}" if action.thought else action.text
-
-
-def _closed(text: str, tag: str) -> bool:
-    """Return True if the tag is opened and closed later."""
-    start = text.find(f"<{tag}>")
-    return start >= 0 and text.find(f"</{tag}>", start) >= 0
 
 
 def _searchqa_sort(item: int) -> tuple[str, int]:
@@ -188,7 +112,7 @@ def _functions(about: str, calls: str, **other: Any) -> AgentGymKind:
         create={"id": 0},
         reset=lambda item: {"id": item},
         first=_same,
-        send=_function,
+        send=actions.function_call,
         running=True,
         listed=True,
         refusals=("Format error", "Observation: ERROR"),
@@ -207,7 +131,7 @@ KINDS: dict[str, AgentGymKind] = {
         key="env_idx",
         reset=lambda item: {"session_id": item},
         first=None,
-        send=_line,
+        send=actions.first_line,
         state="state",
         listed=True,
     ),
@@ -218,7 +142,7 @@ KINDS: dict[str, AgentGymKind] = {
         key="env_idx",
         reset=lambda item: {"item_id": item},
         first=_first_of_two,
-        send=_sql,
+        send=actions.sql,
         state="state",
         listed=True,
         instances=8,  # above this, its /create returns instances that are in use
@@ -235,7 +159,7 @@ KINDS: dict[str, AgentGymKind] = {
         key="env_idx",
         reset=lambda item: {"seed": 0, "idx": item},
         first=None,
-        send=_browser,
+        send=actions.browser_command,
         listed=True,
         instances=1,  # the server shares the task and the page between instances
         timeout=300.0,  # its /create logs in to all sites first
@@ -300,7 +224,7 @@ KINDS: dict[str, AgentGymKind] = {
         key="id",
         reset=lambda item: {"game": item, "world_type": "Text"},
         first=_observation,
-        send=_line,
+        send=actions.first_line,
         refusals=("Nothing happens",),
     ),
     "sciworld": AgentGymKind(
@@ -313,7 +237,7 @@ KINDS: dict[str, AgentGymKind] = {
         key="id",
         reset=lambda item: {"data_idx": item},
         first=_described,
-        send=_line,
+        send=actions.first_line,
         value=lambda answer: answer["score"],
         scale=100.0,
         running=True,
@@ -327,7 +251,7 @@ KINDS: dict[str, AgentGymKind] = {
         key="id",
         reset=lambda item: {"data_idx": item},
         first=_observation,
-        send=_line,
+        send=actions.first_line,
         threshold=0.0,  # AgentGym sums the rewards of all steps; this client takes the maximum
         sort=_babyai_sort,
         refusals=("The action is not recognized", "There is a barrier"),
@@ -340,7 +264,7 @@ KINDS: dict[str, AgentGymKind] = {
         create={},
         reset=lambda item: {"data_idx": item},
         first=_observation,
-        send=_craft,
+        send=actions.craft,
         refusals=("Could not", "Wrong item format"),
     ),
     "maze": AgentGymKind(
@@ -351,7 +275,7 @@ KINDS: dict[str, AgentGymKind] = {
         prefix="/maze",
         reset=lambda item: {"game": item},
         first=_observation,
-        send=_move,
+        send=actions.move,
         items=26,
     ),
     "wordle": AgentGymKind(
@@ -362,7 +286,7 @@ KINDS: dict[str, AgentGymKind] = {
         prefix="/wordle",
         reset=lambda item: {"seed": item},
         first=_observation,
-        send=_word,
+        send=actions.spaced_word,
         refusals=("invalid word",),
     ),
     "searchqa": AgentGymKind(
@@ -373,7 +297,7 @@ KINDS: dict[str, AgentGymKind] = {
         create={"id": 0},
         reset=lambda item: {"id": item},
         first=_same,
-        send=_tags,
+        send=actions.tagged,
         items=221329,
         sort=_searchqa_sort,
         refusals=("Your previous action is invalid",),

@@ -64,14 +64,14 @@ class DatasetColumns:
     def check(self) -> None:
         """Raise SpecError if the columns contradict each other."""
         if (self.prompt is None) == (self.template is None):
-            raise _invalid("prompt", "set prompt (a column) or template (a text with {column}), exactly one of the two")
+            raise invalid("prompt", "set prompt (a column) or template (a text with {column}), exactly one of the two")
         if self.answer_after is not None and self.answer is None:
-            raise _invalid("answer_after", "is set without answer; set environment.answer to the column that holds it")
+            raise invalid("answer_after", "is set without answer; set environment.answer to the column that holds it")
         for hidden in ("answer", "demonstration"):
             column = getattr(self, hidden)
             if column is not None and column in (*self.placeholders(), self.prompt):
                 key = "template" if self.template is not None else "prompt"
-                raise _invalid(key, f"shows the column {column!r}, which environment.{hidden} hides from the agent")
+                raise invalid(key, f"shows the column {column!r}, which environment.{hidden} hides from the agent")
 
     def placeholders(self) -> list[str]:
         """Return the columns that the template names."""
@@ -180,5 +180,6 @@ def _demonstration(value: Any) -> str | list[dict[str, Any]]:
     return replies
 
 
-def _invalid(key: str, message: str) -> SpecError:
+def invalid(key: str, message: str) -> SpecError:
+    """Return the error of a key of the environment."""
     return SpecError.at(f"environment.{key}", message)

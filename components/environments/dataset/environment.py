@@ -19,7 +19,7 @@ from pydantic import Field
 from components.aio import stoppable
 from components.answer_text import NUMBER, boxed, last_line, last_number, same_number
 from components.data.spec import SourceSpec
-from components.environments.dataset.columns import DatasetColumns, as_text
+from components.environments.dataset.columns import DatasetColumns, as_text, invalid
 from components.environments.dataset.store import Sources, default_cache, stored
 from components.environments.protocol import Messages, Step
 from components.environments.tools import InvalidAction, ToolEnvironment, tool
@@ -224,13 +224,13 @@ def _sources(
 ) -> Sources:
     """Return the sources of both splits. Raises SpecError if they contradict each other."""
     if (source["path"] is None) == (source["dataset"] is None):
-        raise _invalid("path", "set path (files) or dataset (of the Hugging Face hub), exactly one of the two")
+        raise invalid("path", "set path (files) or dataset (of the Hugging Face hub), exactly one of the two")
     for problem in SourceSpec.cross_problems(source):
-        raise _invalid(problem.path, problem.message)
+        raise invalid(problem.path, problem.message)
     ways = {"heldout_path": heldout_path, "heldout_split": heldout_split, "heldout_share": share}
     chosen = [name for name, value in ways.items() if value is not None]
     if len(chosen) > 1:
-        raise _invalid(chosen[1], f"is set together with {chosen[0]}; set only one of the two")
+        raise invalid(chosen[1], f"is set together with {chosen[0]}; set only one of the two")
     heldout = None
     if heldout_path is not None:
         heldout = SourceSpec(path=heldout_path, format=source["format"])
@@ -249,7 +249,3 @@ def _is_number(value: Any) -> bool:
 def _plain(text: str) -> str:
     marks = string.whitespace + "*_`\"'$"
     return " ".join(text.lstrip(marks).rstrip(f"{marks}.").split()).casefold()
-
-
-def _invalid(key: str, message: str) -> SpecError:
-    return SpecError.at(f"environment.{key}", message)

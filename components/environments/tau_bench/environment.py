@@ -10,22 +10,25 @@ on a fresh one, and each required output occurs in a message to the user, regard
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from components.environments.protocol import Messages, Step
 from components.environments.restorable import RestorableState
-from components.environments.tau_bench.data import DOMAINS, read_domain
+from components.environments.tau_bench.data import DOMAINS, DomainData, PublishedTask, read_domain
 from components.environments.tau_bench.database import EpisodeDatabase
-from components.environments.tau_bench.scenarios import gold_database, requires, scenarios
 from components.environments.tau_bench.toolset import TRANSFER, Toolset
 from components.environments.tau_bench.user import GREETING, STOP, SimulatedUser, scripted_opening, scripted_reply
-from components.environments.tools import ToolEnvironment, call
+from components.environments.tools import InvalidAction, ToolEnvironment, call, run_tool
 from components.errors import SpecError
 from components.specs.marks import FILES
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
+
+HARDEST = 5
+"""Highest difficulty."""
 
 
 @registered("environment.tau_bench")
@@ -65,9 +68,9 @@ class TauBench(RestorableState):
         self.domain = domain
         self.data = read_domain(data, domain)
         self.system = self.data.policy
-        drawn = scenarios(self.data, domain, heldout, train_share)
+        drawn = _draw_scenarios(self.data, domain, heldout, train_share)
         if nothing_required == "drop":
-            drawn = [scenario for scenario in drawn if requires(self.data, domain, scenario)]
+            drawn = [scenario for scenario in drawn if _requires(self.data, domain, scenario)]
         self._scenarios = drawn
         self.tool_set: Toolset = DOMAINS[domain](EpisodeDatabase(self.data.tables))
         self._gold_digests: dict[str, str] = {}
@@ -142,7 +145,7 @@ class TauBench(RestorableState):
 
     def gold(self) -> EpisodeDatabase:
         """Return a fresh database after the gold actions of the scenario."""
-        return gold_database(self.data, self.domain, self.scenario)
+        return _gold_database(self.data, self.domain, self.scenario)
 
     def _gold_digest(self) -> str:
         """Return the digest of the database after the gold actions, computed once for each scenario."""
@@ -177,3 +180,43 @@ class TauBench(RestorableState):
         self.invalid_actions, self.done = state["invalid_actions"], state["done"]
         self.tool_set.database.restore(state["changes"])
         self.tool_set.transferred = state["transferred"]
+
+
+def _draw_scenarios(data: DomainData, domain: str, heldout: Sequence[str], train_share: float) -> list[Scenario]:
+    """Return the scenarios of both splits.
+
+    heldout: published splits that are held out. train_share: share of them for training, if no split is published for
+    it. Raises SpecError if a split is not published.
+    """
+    missing = [split for split in heldout if split not in data.tasks]
+    if missing or not heldout:
+        message = f"{list(heldout)}: {domain} has the published splits {', '.join(data.tasks)}"
+        raise SpecError.at("environment.heldout", message)
+    drawn = [_scenario(domain, "train", *item, "train") for item in enumerate(data.tasks.get("train", ()))]
+    share = 0.0 if drawn else train_share
+    others = [(published, *item) for published in heldout for item in enumerate(data.tasks[published])]
+    for place, task in enumerate(others):
+        is_training = int((place + 1) * share) > int(place * share)
+        drawn.append(_scenario(domain, *task, "train" if is_training else "heldout"))
+    return drawn
+
+
+def _scenario(domain: str, published: str, number: int, task: PublishedTask, split: str) -> Scenario:
+    changing = [action.name for action in task.actions if action.name in DOMAINS[domain].changing]
+    kind = "none" if not changing else changing[0] if len(set(changing)) == 1 else "several"
+    input = task.model_dump(include={"user_id", "instruction", "actions", "outputs"})
+    return Scenario(f"{domain}-{published}-{number}", input, split, kind, min(max(len(changing), 1), HARDEST))
+
+
+def _gold_database(data: DomainData, domain: str, scenario: Scenario) -> EpisodeDatabase:
+    """Return a fresh database after the gold actions; those that fail change nothing."""
+    tools = DOMAINS[domain](EpisodeDatabase(data.tables))
+    for action in scenario.input["actions"]:
+        with suppress(InvalidAction):
+            run_tool(tools, action["name"], action["kwargs"])
+    return tools.database
+
+
+def _requires(data: DomainData, domain: str, scenario: Scenario) -> bool:
+    """Return True if a scenario requires a change of the database or an output."""
+    return bool(scenario.input["outputs"]) or any(_gold_database(data, domain, scenario).changes().values())

@@ -104,18 +104,24 @@ def _question(
     }
 
 
+def _from_facts(question: str, facts: Sequence[Fact], value: int = -1) -> dict[str, Any]:
+    """Return a question whose answer is a value of the last fact, found by way of the other facts."""
+    last = facts[-1]
+    return _question(
+        question,
+        last.slot.kind,
+        last.values[value],
+        [ids for fact in facts for ids in fact.shown],
+        last.shown[value],
+        [f"{fact.about} {fact.slot.words}" for fact in facts for _ in fact.values],
+        sum(fact.decoys for fact in facts),
+    )
+
+
 def _facts(kinds: Sequence[str]) -> Callable[[MailPlan, random.Random], list[dict[str, Any]]]:
     def make(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]]:
         return [
-            _question(
-                rng.choice(fact.slot.asked).format(about=fact.about),
-                fact.slot.kind,
-                fact.values[0],
-                fact.shown,
-                fact.shown[0],
-                [f"{fact.about} {fact.slot.words}"],
-                fact.decoys,
-            )
+            _from_facts(rng.choice(fact.slot.asked).format(about=fact.about), [fact])
             for fact in mailbox_plan.facts
             if len(fact.values) == 1 and fact.slot.kind in kinds
         ]
@@ -126,21 +132,9 @@ def _facts(kinds: Sequence[str]) -> Callable[[MailPlan, random.Random], list[dic
 def _changes(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]]:
     questions = []
     for fact in mailbox_plan.facts:
-        if len(fact.values) == 1:
-            continue
-        index, question = (-2, fact.slot.before) if rng.random() < 0.3 else (-1, rng.choice(fact.slot.asked))
-        search = f"{fact.about} {fact.slot.words}"
-        questions.append(
-            _question(
-                question.format(about=fact.about),
-                fact.slot.kind,
-                fact.values[index],
-                fact.shown,
-                fact.shown[index],
-                [search] * len(fact.values),
-                fact.decoys,
-            )
-        )
+        if len(fact.values) > 1:
+            value, question = (-2, fact.slot.before) if rng.random() < 0.3 else (-1, rng.choice(fact.slot.asked))
+            questions.append(_from_facts(question.format(about=fact.about), [fact], value))
     return questions
 
 
@@ -153,7 +147,7 @@ def _chains(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]]:
         if lead is None:
             continue
         for hop in (False, True):
-            links: list[Fact] = [lead]
+            links = [lead]
             who = f"the person who leads {project}"
             if hop:
                 deputy = single.get((lead.values[0], PERSON["deputy"]))
@@ -161,23 +155,11 @@ def _chains(mailbox_plan: MailPlan, rng: random.Random) -> list[dict[str, Any]]:
                     continue
                 links.append(deputy)
                 who = f"the deputy of {who}"
-            last = single.get((links[-1].values[0], PERSON[rng.choice(("extension", "desk"))]))
-            if last is None:
-                continue
-            links.append(last)
-            questions.append(
-                _question(
-                    last.slot.asked[0].format(about=who)
-                    if "phone" in last.slot.words
-                    else f"What is the desk of {who}?",
-                    last.slot.kind,
-                    last.values[0],
-                    [link.shown[0] for link in links],
-                    last.shown[0],
-                    [f"{link.about} {link.slot.words}" for link in links],
-                    sum(link.decoys for link in links),
-                )
-            )
+            name = rng.choice(("extension", "desk"))
+            last = single.get((links[-1].values[0], PERSON[name]))
+            if last is not None:
+                question = f"What is the desk of {who}?" if name == "desk" else last.slot.asked[0].format(about=who)
+                questions.append(_from_facts(question, [*links, last]))
     return questions
 
 

@@ -31,9 +31,8 @@ def numbers(rng: random.Random, level: int) -> Puzzle:
     if level == 1:
         boxes, box_size, price = (rng.randrange(10**6, 10**9) for _ in range(3))
         return Puzzle(
-            f"A machine makes {boxes} boxes with {box_size} parts in each. Every part costs {price} cents. How "
-            f"many cents do all "
-            f"parts cost?",
+            f"A machine makes {boxes} boxes with {box_size} parts in each. Every part costs {price} cents. How many "
+            "cents do all parts cost?",
             f"print({boxes} * {box_size} * {price})",
             boxes * box_size * price,
         )
@@ -66,9 +65,8 @@ def dates(rng: random.Random, level: int) -> Puzzle:
         days = rng.randrange(10_000, 80_000)
         end = date.fromordinal(begin.toordinal() + days)
         return Puzzle(
-            f"Which day of the week (in English) is it {days} days after {begin}, and which date? Answer as "
-            f"a list of the "
-            f"two, with the date as YYYY-MM-DD.",
+            f"Which day of the week (in English) is it {days} days after {begin}, and which date? Answer as a list of "
+            "the two, with the date as YYYY-MM-DD.",
             f"from datetime import date, timedelta\nday = date.fromisoformat('{begin}') + timedelta(days={days})\n"
             f"print([day.strftime('%A'), day.isoformat()])",
             [_WEEKDAYS[end.toordinal() % 7], str(end)],
@@ -106,9 +104,8 @@ def text(rng: random.Random, level: int) -> Puzzle:
         vowels = rng.randrange(2, 4)
         matches = sorted({word for word in words if sum(letter in "aeiou" for letter in word) == vowels})
         return Puzzle(
-            f"Which words of this text have exactly {vowels} vowels (a, e, i, o, u; each counts as often as "
-            f"it occurs)? Answer "
-            f"as a list in alphabetical order, each word once. {' '.join(words)}",
+            f"Which words of this text have exactly {vowels} vowels (a, e, i, o, u; each counts as often as it "
+            f"occurs)? Answer as a list in alphabetical order, each word once. {' '.join(words)}",
             f"import re\nwords = set({' '.join(words)!r}.split())\n"
             f"print(sorted(word for word in words if len(re.findall('[aeiou]', word)) == {vowels}))",
             matches,
@@ -119,11 +116,9 @@ def text(rng: random.Random, level: int) -> Puzzle:
     most = max(pairs.values())
     best = min(piece for piece, count in pairs.items() if count == most)
     return Puzzle(
-        f"Replace every letter of this word by the one {shift} places later in the alphabet (after z comes "
-        f"a). Which group of "
-        f"{size} letters in a row occurs most often in the result, groups that overlap counted? Of equal "
-        f"ones, the first in "
-        f"alphabetical order. {''.join(words)}",
+        f"Replace every letter of this word by the one {shift} places later in the alphabet (after z comes a). Which "
+        f"group of {size} letters in a row occurs most often in the result, groups that overlap counted? Of equal "
+        f"ones, the first in alphabetical order. {''.join(words)}",
         f"from collections import Counter\nfrom string import ascii_lowercase as abc\n"
         f"coded = {''.join(words)!r}.translate(str.maketrans(abc, abc[{shift}:] + abc[:{shift}]))\n"
         f"found = Counter(''.join(group) for group in zip(*(coded[at:] for at in range({size}))))\n"
@@ -145,11 +140,9 @@ def simulation(rng: random.Random, level: int) -> Puzzle:
         for _ in range(years):
             amount = amount + amount * rate // 100 - yearly
         return Puzzle(
-            f"A lake holds {start} fish. Each year their number first grows by {rate} percent (fractions of "
-            f"a fish are dropped) "
-            f"and then {yearly} are caught; a negative number is calculated on in the same way, rounded "
-            f"down. What is the "
-            f"number after {years} years?",
+            f"A lake holds {start} fish. Each year their number first grows by {rate} percent (fractions of a fish "
+            f"are dropped) and then {yearly} are caught; a negative number is calculated on in the same way, rounded "
+            f"down. What is the number after {years} years?",
             f"fish = {start}\nfor _ in range({years}):\n    fish += fish * {rate} // 100\n    fish -= "
             f"{yearly}\nprint(fish)",
             amount,
@@ -172,11 +165,10 @@ def simulation(rng: random.Random, level: int) -> Puzzle:
     for _ in range(rounds):
         row = [bool(rule >> (4 * row[at - 1] + 2 * row[at] + row[(at + 1) % cells]) & 1) for at in range(cells)]
     return Puzzle(
-        f"{cells} cells, numbered from 0, form a ring. Alive at the start: {alive}. In each round all cells "
-        f"change at once: read "
-        f"left neighbour, cell, right neighbour as a binary number (1 is alive) from 0 to 7; the cell is "
-        f"then alive if that "
-        f"bit of {rule} is set, bit 0 being the lowest. How many cells are alive after {rounds} rounds?",
+        f"{cells} cells, numbered from 0, form a ring. Alive at the start: {alive}. In each round all cells change at "
+        "once: read left neighbour, cell, right neighbour as a binary number (1 is alive) from 0 to 7; the cell is "
+        f"then alive if that bit of {rule} is set, bit 0 being the lowest. How many cells are alive after {rounds} "
+        "rounds?",
         f"state = set({alive})\nfor _ in range({rounds}):\n    state = "
         f"{{cell for cell in range({cells}) if {rule} >> int("
         f"''.join(str(int((cell + by) % {cells} in state)) for by in (-1, 0, 1)), 2) & 1}}\nprint(len(state))",
