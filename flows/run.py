@@ -84,12 +84,11 @@ def _start(argv: list[str]) -> None:
 def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Call Hydra, which composes the configuration, sweeps and launches."""
     from hydra import version
-    from hydra._internal.hydra import Hydra
-    from hydra._internal.utils import _run_app
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
     from flows.experiment.config_loader import PRIMARY, Loader
+    from flows.experiment.hydra_internals import Hydra, run_app
 
     version.setbase("1.3")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of exiting
@@ -106,7 +105,7 @@ def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             hydra.show_info(args.info, PRIMARY, args.overrides)
         else:
             mode = hydra.get_mode(PRIMARY, args.overrides)
-            _run_app(not args.multirun, args.multirun, mode, hydra, PRIMARY, job, args.overrides)
+            run_app(not args.multirun, args.multirun, mode, hydra, PRIMARY, job, args.overrides)
     except HydraException as error:
         _fail(str(error), 2)
     except SystemExit as end:

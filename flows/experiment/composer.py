@@ -69,7 +69,7 @@ class Composer:
     """Composer of configs that reports invalid overrides as problems."""
 
     def __init__(self, config_dir: str | Path | None = None):
-        self.tree = ConfigTree(config_dir)
+        self.tree = ConfigTree.of_project() if config_dir is None else ConfigTree(config_dir)
         self.parser = OverridesParser.create(self.tree.loader)
 
     def parse(self, lines: Sequence[str]) -> tuple[list[Override], list[Problem]]:
@@ -180,11 +180,17 @@ class Composer:
     def sweep(self, parsed: list[Override], multirun: bool, problems: list[Problem]) -> Sweep | None:
         """Return the sweep if `multirun` or `hydra.mode` requests one, else None. Adds to `problems`."""
         fixed = [override for override in parsed if not override.is_sweep_override()]
-        config = copy.deepcopy(self.tree.compose(self.tree.select(fixed)[0])[0])
-        for override in fixed:
-            hydra_key = override.is_hydra_override() and not self.tree.is_group(override.key_or_group)
-            if hydra_key or override.key_or_group == "seeds":
-                override_problems.apply_override(override, config)
+        config = self.tree.compose(self.tree.select(fixed)[0])[0]
+        settings = [
+            override
+            for override in fixed
+            if override.key_or_group == "seeds"
+            or (override.is_hydra_override() and not self.tree.is_group(override.key_or_group))
+        ]
+        if settings:
+            config = copy.deepcopy(config)
+        for override in settings:
+            override_problems.apply_override(override, config)
         self._refuse_hydra_secrets(config)
         seeds = _seed_overrides(OmegaConf.select(config, "seeds"))
         if not multirun and OmegaConf.select(config, "hydra.mode") != RunMode.MULTIRUN and not seeds:

@@ -20,24 +20,30 @@ All composition uses this loader: the checks before a run, Hydra itself, and the
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
-from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.default_element import ResultDefault
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
 from hydra.errors import ConfigCompositionException
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from components.errors import Problem, SpecError
+from flows.experiment.hydra_internals import (
+    CachingConfigRepository,
+    ConfigLoaderImpl,
+    ConfigRepository,
+    IConfigRepository,
+    create_config_search_path,
+    create_defaults_list,
+)
 from flows.terminal.arguments import CODE
 
 CONF = CODE / "conf"
@@ -46,13 +52,38 @@ SIZE = "size"
 """Config group that is merged last."""
 IDENTITY = ("_target_", "name")
 """Keys that identify a block."""
+_FileVersion = tuple[str, int, int]
+"""Path, size and modification time in nanoseconds."""
+
+
+class Repository(ConfigRepository):
+    """Config repository that parses a file once per process, and again after an edit.
+
+    Parsed files are shared: whoever merges one into a config copies it first."""
+
+    _parsed: ClassVar[dict[tuple[str, str, str], tuple[_FileVersion, ConfigResult]]] = {}
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        version = None if source is None else _file_version(source, config_path)
+        if source is None or version is None:
+            return super().load_config(config_path)
+        place = (source.provider, source.path, config_path)
+        known, result = self._parsed.get(place, (None, None))
+        if known != version:
+            result = super().load_config(config_path)
+            assert result is not None
+            self._parsed[place] = version, result
+        return result
 
 
 class Loader(ConfigLoaderImpl):
     """Config loader in which group options of the command line replace blocks of later files as a whole."""
 
-    def __init__(self, config_dir: str | Path | None = None):
-        """Add the user's config groups in `config_dir` to the search path. Raises SpecError if it does not exist."""
+    def __init__(self, config_dir: str | Path | None = None, *, files_are_final: bool = False):
+        """Add the user's config groups in `config_dir` to the search path. files_are_final: no file changes while the
+        loader is in use, so that it remembers the options that the files choose. Raises SpecError if the folder does
+        not exist."""
         setup_globals()
         search_path = create_config_search_path(str(CONF))
         self.folder = None if config_dir is None else Path(config_dir).absolute()
@@ -61,8 +92,11 @@ class Loader(ConfigLoaderImpl):
                 raise SpecError([Problem("--config-dir", f"folder {str(self.folder)!r} does not exist")])
             search_path.prepend("command-line", f"file://{self.folder}", SearchPathQuery(provider="schema"))
         super().__init__(search_path)
+        self.repository = Repository(search_path)
         self._overrides: list[Override] = []
         self._replaced: dict[int, list[_Choice]] = {}
+        self._files_are_final = files_are_final
+        self._choices: dict[tuple[str | None, ...], Mapping[str, Any]] = {}
 
     def _parse_overrides_and_create_caching_repo(
         self, config_name: str | None, overrides: list[str]
@@ -88,10 +122,12 @@ class Loader(ConfigLoaderImpl):
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         result = super()._load_single_config(default, repo)
+        assert default.config_path is not None
+        if result is repo.load_config(default.config_path):  # of the global package, which embeds no copy
+            result = copy.copy(result)
+            result.config = copy.deepcopy(result.config)
         for choice in self._replaced.get(id(default), ()):
             if choice.replaces(_node(result.config, choice.package)):
-                result = copy.copy(result)
-                result.config = copy.deepcopy(result.config)  # the repository caches it
                 parents, _, last = choice.package.rpartition(".")
                 del _node(result.config, parents)[last]
         return result
@@ -101,12 +137,10 @@ class Loader(ConfigLoaderImpl):
         if not changes:
             return
         others = [override for override in self._overrides if override not in changes]
-        try:
-            before = create_defaults_list(repo, PRIMARY, others, prepend_hydra=True, skip_missing=True)
-        except ConfigCompositionException:  # the files need an option of the command line to compose
-            choices: dict[str, Any] = {}
-        else:
-            choices = before.overrides.known_choices
+        lines = tuple(override.input_line for override in others)
+        if lines not in self._choices or not self._files_are_final:
+            self._choices[lines] = _choices(repo, others)
+        choices = self._choices[lines]
         for override in changes:
             key, option = override.get_key_element().lstrip("+"), str(override.value())
             package = override.package or override.key_or_group.replace("/", ".")
@@ -121,6 +155,17 @@ class Loader(ConfigLoaderImpl):
                 node = _node(self._load_single_config(defaults[place], repo).config, package)
                 whole = _is_null(node) or choices.get(key, "") is None
                 yield _Choice(package, place, whole, None if choices.get(key) != option else _identity(node))
+
+
+def _choices(repo: IConfigRepository, overrides: list[Override]) -> Mapping[str, Any]:
+    """Return the option of each group that the files and these overrides choose; none if they need another option to
+    compose."""
+    try:
+        return create_defaults_list(
+            repo, PRIMARY, overrides, prepend_hydra=True, skip_missing=True
+        ).overrides.known_choices
+    except ConfigCompositionException:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -146,6 +191,18 @@ class _Choice:
         if self.own is None:
             return bool(identity)
         return any(self.own.get(key, value) != value for key, value in identity.items())
+
+
+def _file_version(source: ConfigSource, config_path: str) -> _FileVersion | None:
+    """Return what identifies the content of a config: the path, size and time of its file. None for a config without
+    a file. The configs of installed packages do not change while the process runs."""
+    if source.scheme() == "pkg":
+        return source.path, 0, 0
+    if source.scheme() != "file":
+        return None
+    path = os.path.realpath(os.path.join(source.path, source._normalize_file_name(config_path)))
+    status = os.stat(path)
+    return path, status.st_size, status.st_mtime_ns
 
 
 def _existing(changes: DictConfig, config: DictConfig) -> DictConfig:

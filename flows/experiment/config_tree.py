@@ -7,6 +7,9 @@ is replaced by the nearest one.
 from __future__ import annotations
 
 import functools
+import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from yaml import YAMLError
 from components.errors import Problem, SpecError
 from components.specs import nearest
 from flows.experiment import override_problems
-from flows.experiment.config_loader import PRIMARY, Loader
+from flows.experiment.config_loader import CONF, PRIMARY, Loader
 from flows.experiment.defaults_problems import defaults_problems
 from flows.experiment.flow import SHARED_KEYS, unread_message
 from flows.experiment.override_problems import error_text
@@ -30,24 +33,37 @@ EXPERIMENT = "experiment"
 """Config group of the experiments."""
 COMPOSITION = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 """Exceptions that Hydra raises for configs that are inconsistent or cannot be parsed."""
+MOST_COMPOSED = 64
+"""Number of composed configs that a tree keeps."""
 GLOBAL = "must begin with the line '# @package _global_'"
 """Requirement of a config file that sets keys of several groups."""
 
 
 class ConfigTree:
-    """Config groups of the project and of the user's folder."""
+    """Config groups of the project and of the user's folder, as they are when it is made."""
 
     def __init__(self, config_dir: str | Path | None = None):
-        self.loader = Loader(config_dir)
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self.loader = Loader(config_dir, files_are_final=True)
+        self._composing = threading.Lock()
+        self.is_group = functools.cache(self._is_group)
+        self._options = functools.cache(self.loader.repository.get_group_options)
+        self._load = functools.lru_cache(MOST_COMPOSED)(self._compose)
 
-    def is_group(self, key: str) -> bool:
+    @classmethod
+    def of_project(cls) -> ConfigTree:
+        """Return the tree without a user's folder. All callers share it until a file or the working directory, which is
+        part of a config, changes."""
+        files = [entry for folder, _, _ in os.walk(CONF) for entry in os.scandir(folder)]
+        states = [(entry.path, (status := entry.stat()).st_size, status.st_mtime_ns) for entry in files]
+        return _project_tree(os.getcwd(), frozenset(states))
+
+    def _is_group(self, key: str) -> bool:
         """Return True if the key is a config group."""
         return bool(self.loader.repository.group_exists(key))
 
     def options(self, group: str) -> list[str]:
         """Return the names of the options of a config group."""
-        return sorted(self.loader.repository.get_group_options(group, ObjectType.CONFIG))
+        return sorted(self._options(group, ObjectType.CONFIG))
 
     def select(self, overrides: list[Override]) -> tuple[list[str], list[Problem], list[str]]:
         """Return the group overrides as lines to compose, with each misspelt option replaced by the nearest one; their
@@ -164,8 +180,15 @@ class ConfigTree:
                     problems += [] if entries else [Problem(key, error_text(error))]
         return self.load(used), problems
 
-    def load(self, lines: list[str]) -> DictConfig:
-        key = tuple(lines)
-        if key not in self._composed:
-            self._composed[key] = self.loader.load_configuration(PRIMARY, lines, RunMode.RUN)
-        return self._composed[key]
+    def load(self, lines: Sequence[str]) -> DictConfig:
+        """Return the composed config, which callers share and do not change. Raises one of COMPOSITION."""
+        return self._load(tuple(lines))
+
+    def _compose(self, lines: tuple[str, ...]) -> DictConfig:
+        with self._composing:
+            return self.loader.load_configuration(PRIMARY, list(lines), RunMode.RUN)
+
+
+@functools.lru_cache(maxsize=1)
+def _project_tree(working_directory: str, files: frozenset[tuple[str, int, int]]) -> ConfigTree:
+    return ConfigTree()

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_repository import IConfigRepository
 from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
 from hydra.core.object_type import ObjectType
 
 from components.specs import nearest
+from flows.experiment.hydra_internals import IConfigRepository
 from flows.terminal.arguments import CODE
 
 

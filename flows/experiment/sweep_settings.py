@@ -14,12 +14,12 @@ from components.compute.sky.spec import SkyPlace
 from components.compute.spec import PLACES
 from components.errors import Problem, SpecError
 from components.specs import Spec, nearest, validate
+from flows.experiment.hydra_internals import BASIC_LAUNCHER
 from flows.experiment.spec import ExperimentSpec
 
 OPTUNA = "hydra_plugins.espalier.OptunaSweeper"
 SKY = "hydra_plugins.espalier.SkyLauncher"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 TRIAL = "trial"
 """Key below `hydra.sweeper` with which the sweeper passes the trial number to a point."""
 IN_ROUNDS = ("success", "reward")
@@ -177,7 +177,7 @@ def problems(
     if settings.metric in OF_ROWS and not all(spec.data.is_set and spec.data.holds_out for spec in specs):
         message = f"{settings.metric!r}: no held-out rows measure it; expected data.heldout with data.path"
         yield Problem("hydra.sweeper.metric", f"{message}, or another metric such as success")
-    if settings.n_jobs > 1 and launcher["_target_"] == BASIC:
+    if settings.n_jobs > 1 and launcher["_target_"] == BASIC_LAUNCHER:
         message = (
             f"{settings.n_jobs}: the basic launcher runs one trial at a time; expected 1, or hydra/launcher=joblib"
         )

@@ -195,9 +195,10 @@ def _calls(line: str) -> bool:
     It is parsed again without functions. Calls are rejected because Prefect stores and shows the override's text, which
     has to be the value that the run uses.
     """
-    from hydra._internal.grammar.functions import Functions
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
+
+    from flows.experiment.hydra_internals import Functions
 
     try:
         OverridesParser(Functions()).parse_override(line)

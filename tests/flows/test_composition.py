@@ -6,12 +6,14 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import yaml
 
@@ -19,7 +21,9 @@ from components.errors import SpecError
 from flows.experiment.compose import check, compose
 from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
+from flows.experiment.config_tree import ConfigTree
 from flows.run import main
+from flows.terminal.arguments import CODE
 
 ROOT = Path(__file__).parent.parent.parent
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -173,6 +177,55 @@ def test_a_run_and_the_points_of_a_sweep_get_what_was_chosen(folder):
     rewards = ["components.rewards.rules.returned.Returned"] * 2 + ["components.rewards.rules.outcome.Outcome"]
     assert [one["reward"]["_target_"] for one in given] == rewards
     assert all(one["environment"] == option("environment", "shop") and one["warmup"] is None for one in given)
+
+
+# --- parsed files and composed configs are kept until they change ----------------------------------------------------
+
+
+def test_an_edited_file_is_composed_again(folder, tmp_path_factory, monkeypatch):
+    project = tmp_path_factory.mktemp("project") / "conf"
+    shutil.copytree(CONF, project)
+    for module in ("config_loader", "config_tree"):
+        monkeypatch.setattr(f"flows.experiment.{module}.CONF", project)
+
+    def composed() -> tuple[str, str]:
+        return compose().reward.target, compose(["+experiment=inline"], config_dir=folder).name
+
+    assert composed() == (option("reward", "outcome")["_target_"], "inline")
+    edit(project / "config.yaml", "reward: outcome", "reward: returned")
+    edit(folder / "experiment" / "inline.yaml", "name: inline", "name: edited")
+    assert composed() == (option("reward", "returned")["_target_"], "edited")
+    (project / "reward" / "added.yaml").write_text("# reward\n_target_: components.rewards.rules.outcome.Outcome\n")
+    assert compose(["reward=added"]).reward.target == "components.rewards.rules.outcome.Outcome"
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_a_composition_leaves_the_next_one_as_it_would_be_alone():
+    """Two configs of one tree share the parsed files, and two points the composed config."""
+    lines = ["+experiment=smoke", "reward=outcome", "warmup.demonstrations=9", "~environment.difficulties", "size=tiny"]
+    others = ["+experiment=smoke"], ["+experiment=smoke", "hydra.job.name=x", "+environment.seed=3"]
+    alone = [_data(ConfigTree(), line) for line in (lines, *others)]
+    shared = ConfigTree()
+    assert [_data(shared, line) for line in (lines, *others, lines, *others)] == alone * 2
+
+
+def _data(tree: ConfigTree, lines: list[str]) -> Any:
+    composer = Composer()
+    composer.tree = tree
+    return composer.point(composer.parse(lines)[0])
+
+
+def test_the_internals_of_hydra_are_those_of_a_version_that_was_checked():
+    """After an update, compare `flows/experiment/hydra_internals.py` and what `config_loader.py` overrides with it."""
+    assert hydra.__version__.rpartition(".")[0] == "1.3"
+    imports = [path for path in CODE.rglob("*.py") if path.parts[len(CODE.parts)] in ("components", "flows", "docs")]
+    internal = [path for path in imports if re.search(r"^\s*(from|import) hydra\._internal", path.read_text(), re.M)]
+    assert [path.name for path in internal] == ["hydra_internals.py"]
 
 
 # --- what cannot win is refused -------------------------------------------------------------------------------------
