@@ -124,7 +124,9 @@ class ToolEnvironment(abc.ABC):
         calls, answer = action.get("tool_calls") or [], ""
         observation: Messages = []
         for call in calls:
-            result = f"{self.refusal}: the episode is over" if self.done else self._call(call["function"])
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            over = f"{self.refusal}: the episode is over"
+            result = over if self.done else self.attempt(self.run_tool, name, arguments)
             observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         if not calls:
             answer = action.get("content") or ""
@@ -132,10 +134,14 @@ class ToolEnvironment(abc.ABC):
         info = {"invalid_actions": self.invalid_actions, **self.outcome(answer)}
         return Step(observation, self.reward, self.done, info, self.new_context)
 
-    def _call(self, function: dict[str, Any]) -> str:
-        """Execute one call; return its result or an error message."""
+    def run_tool(self, name: str, arguments: Any) -> str:
+        """Execute a tool; return its result. Raises InvalidAction. arguments: JSON text."""
+        return run_tool(self.toolbox(), name, arguments)
+
+    def attempt(self, act: Callable[..., str], *arguments: Any) -> str:
+        """Return the result of an action, or an error message that counts as an invalid action."""
         try:
-            return run_tool(self.toolbox(), function["name"], function["arguments"])
+            return act(*arguments)
         except InvalidAction as error:
             self.invalid_actions += 1
             return f"{self.refusal}: {error}"
@@ -168,22 +174,13 @@ class TextEnvironment(ToolEnvironment):
     def tools(self) -> list[dict[str, Any]]:
         return [ACT.schema]
 
-    def _call(self, function: dict[str, Any]) -> str:
-        if function["name"] != ACT.name:
-            self.invalid_actions += 1
-            return f"error: no tool {function['name']}; there is {ACT.name}"
-        try:
-            return self._act(ACT.arguments(function["arguments"])["action"])
-        except InvalidAction as error:
-            self.invalid_actions += 1
-            return f"error: {error}"
+    def run_tool(self, name: str, arguments: Any) -> str:
+        if name != ACT.name:
+            raise InvalidAction(f"no tool {name}; there is {ACT.name}")
+        return self._act(ACT.arguments(arguments)["action"])
 
     def _act(self, text: str) -> str:
-        try:
-            return self.act(text.strip())
-        except InvalidAction as error:
-            self.invalid_actions += 1
-            return f"error: {error}"
+        return self.attempt(self.act, text.strip())
 
 
 def to_json(**fields: Any) -> str:

@@ -199,11 +199,10 @@ class Dataset(ToolEnvironment):
             )
             raise SpecError.at("environment.demonstration", message)
 
-    def _call(self, function: dict[str, Any]) -> str:
-        if function["name"] in self.offered:
-            return super()._call(function)
-        self.invalid_actions += 1
-        return f"error: no tool {str(function['name'])[:80]}; there are {', '.join(self.offered) or 'none'}"
+    def run_tool(self, name: str, arguments: Any) -> str:
+        if name not in self.offered:
+            raise InvalidAction(f"no tool {str(name)[:80]}; there are {', '.join(self.offered) or 'none'}")
+        return super().run_tool(name, arguments)
 
     def _right(self, text: str, expected: Any) -> bool:
         """Return True if the final answer of a text is the expected one."""

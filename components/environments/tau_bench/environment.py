@@ -130,8 +130,8 @@ class TauBench(RestorableState):
         self.done = STOP in reply
         return [{"role": "user", "content": reply}]
 
-    def _call(self, function: dict[str, Any]) -> str:
-        result = super()._call(function)
+    def run_tool(self, name: str, arguments: Any) -> str:
+        result = super().run_tool(name, arguments)
         self.done = self.done or self.tool_set.transferred
         return result
 

@@ -16,12 +16,12 @@ import functools
 import json
 import random
 import re
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from components.environments.protocol import Messages, Step
+from components.environments.protocol import Step
 from components.environments.seeded import CountOrNone
+from components.environments.tools import InvalidAction, ToolEnvironment, call
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -104,13 +104,15 @@ _ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required
 
 
 @registered("environment.shop")
-class Shop:
+class Shop(ToolEnvironment):
     """seed: generator seed. train, heldout: scenarios of the two splits.
 
     Scenario types: refund, exchange, address. Difficulty: 1 change the address of a packed order; 2 the policy allows
     the requested action; 3 the request must be declined; 4 another action than the requested one is right. It is one
     higher if the customer also mentions another order.
     """
+
+    system = SYSTEM
 
     def __init__(self, seed: int = 0, train: CountOrNone = 512, heldout: CountOrNone = 128):
         if train + heldout > 20_000:
@@ -120,34 +122,17 @@ class Shop:
             )
         self._scenarios = _generate(seed, train, heldout)
 
-    def scenarios(self, split: str) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
     def tools(self) -> list[dict[str, Any]]:
         return TOOLS
 
-    def reset(self, scenario: Scenario) -> Messages:
-        self.input = scenario.input
+    def begin(self, scenario: Scenario) -> str:
         self.orders = deepcopy(scenario.input["orders"])
-        self.invalid = 0
-        return [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": scenario.input["request"]},
-        ]
+        return str(scenario.input["request"])
 
     def step(self, action: dict[str, Any]) -> Step:
-        calls = action.get("tool_calls") or []
-        if not calls:
-            return Step([], done=True, info=self._judge(action.get("content") or ""))
-        observation = []
-        for call in calls:
-            function = call["function"]
-            result = self._call(function["name"], _parse_arguments(function["arguments"]))
-            observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-        return Step(observation, info=self._judge(""))
-
-    def close(self) -> None:
-        pass
+        step = super().step(action)
+        step.info["invalid_actions"] = step.info.pop("invalid_actions")  # last, as in recorded outcomes
+        return step
 
     def solve(self, scenario: Scenario) -> list[dict[str, Any]]:
         """Return a right solution as assistant messages."""
@@ -164,34 +149,26 @@ class Shop:
             "change_address": f"It will go to {scenario.input['address']}.",
             "decline": "Sorry, that is not possible.",
         }
-        messages: list[dict[str, Any]] = []
-        for turn, (name, call_arguments) in enumerate(calls):
-            function = {"name": name, "arguments": json.dumps(call_arguments)}
-            call = {"id": f"call_{turn}_0", "type": "function", "function": function}
-            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages = [call(name, call_arguments, turn) for turn, (name, call_arguments) in enumerate(calls)]
         return [*messages, {"role": "assistant", "content": answers[action]}]
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> str:
+    def run_tool(self, name: str, arguments: Any) -> str:
+        arguments = _parse_arguments(arguments)
         if name not in _ARGUMENTS:
-            self.invalid += 1
-            return f"error: no tool {name}"
+            raise InvalidAction(f"no tool {name}")
         if set(arguments) != set(_ARGUMENTS[name]) or not all(isinstance(value, str) for value in arguments.values()):
-            self.invalid += 1
-            return f"error: {name} takes {', '.join(_ARGUMENTS[name])}"
+            raise InvalidAction(f"{name} takes {', '.join(_ARGUMENTS[name])}")
         if name == "check_policy":
-            if arguments["item"] not in self.input["policies"]:
-                self.invalid += 1
-                return f"error: no item {arguments['item']}"
-            return str(self.input["policies"][arguments["item"]])
+            if arguments["item"] not in self.scenario.input["policies"]:
+                raise InvalidAction(f"no item {arguments['item']}")
+            return str(self.scenario.input["policies"][arguments["item"]])
         order = self.orders.get(arguments["order"])
         if order is None:
-            self.invalid += 1
-            return f"error: no order {arguments['order']}"
+            raise InvalidAction(f"no order {arguments['order']}")
         if name == "find_order":
             return f"{order['item']}, {order['price']} dollars, {order['state']}"
         if order["closed"]:
-            self.invalid += 1
-            return f"error: {arguments['order']} is closed"
+            raise InvalidAction(f"{arguments['order']} is closed")
         order["closed"] = name
         if name == "change_address":
             order["address"] = arguments["address"]
@@ -202,17 +179,17 @@ class Shop:
             "decline": "sorry, not possible",
         }[name]
 
-    def _judge(self, answer: str) -> dict[str, Any]:
-        """Return the outcome as if the episode ended now."""
-        expected = deepcopy(self.input["orders"])
-        order, right = expected[self.input["order"]], self.input["right"]
+    def outcome(self, answer: str) -> dict[str, Any]:
+        task = self.scenario.input
+        expected = deepcopy(task["orders"])
+        order, right = expected[task["order"]], task["right"]
         order["closed"] = right
-        fact = {"refund": str(order["price"]), "exchange": order["item"], "change_address": self.input["address"]}
+        fact = {"refund": str(order["price"]), "exchange": order["item"], "change_address": task["address"]}
         if right == "change_address":
-            order["address"] = self.input["address"]
+            order["address"] = task["address"]
         stated = _mentions(answer, fact[right]) if right in fact else any(_mentions(answer, word) for word in REFUSALS)
         state = self.orders == expected
-        return {"success": state and stated, "state": state, "told": stated, "invalid_actions": self.invalid}
+        return {"success": state and stated, "state": state, "told": stated}
 
 
 @functools.lru_cache(maxsize=4)  # a collector creates many shops with the same scenarios

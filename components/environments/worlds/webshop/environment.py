@@ -104,11 +104,7 @@ class Webshop(ToolEnvironment):
         return f"Bought: {product.title}, {_chosen_text(chosen)}${product.price(chosen) / 100:.2f}"
 
     def on_message(self, text: str) -> Messages:
-        try:
-            return [{"role": "user", "content": self._line(text)}]
-        except InvalidAction as error:
-            self.invalid_actions += 1
-            return [{"role": "user", "content": f"error: {error}"}]
+        return [{"role": "user", "content": self.attempt(self._line, text)}]
 
     def outcome(self, answer: str) -> dict[str, Any]:
         if self.verdict is None:
