@@ -11,12 +11,12 @@ import functools
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from components.environments.restorable import RestorableState
-from components.environments.tools import TextEnvironment
+from components.environments.tools import TextEnvironment, ToolEnvironment
 from components.trajectories.schema import Scenario
 
 MOST_SCENARIOS = 1_000_000
@@ -39,7 +39,6 @@ Make = Callable[[random.Random, int, str], tuple[str, dict[str, Any]]]
 def generate(
     name: str,
     make: Make,
-    *,
     seed: int,
     train: int,
     heldout: int,
@@ -80,14 +79,13 @@ def scenario_numbers(counts: Mapping[str, int], split: str) -> range:
     return range(first, first + counts.get(split, 0))
 
 
-class GeneratedGame(TextEnvironment, RestorableState):
-    """Base class of games with generated scenarios.
+class GeneratedScenarios(ToolEnvironment):
+    """Base class of environments with generated scenarios: subclasses define `name` and `task`."""
 
-    Subclasses define `name`, `task`, `saved`, and the abstract methods of `TextEnvironment`.
-    """
-
-    name: str
+    name: ClassVar[str]
     """Prefix of the scenario ids."""
+    possible: ClassVar[tuple[int, ...]] = ALL
+    """Accepted difficulties."""
 
     @staticmethod
     @abc.abstractmethod
@@ -95,6 +93,8 @@ class GeneratedGame(TextEnvironment, RestorableState):
         """Draw a task of a given difficulty; return its type and its input."""
 
     def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
-        self._scenarios = generate(
-            self.name, self.task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
+        self._scenarios = generate(self.name, self.task, seed, train, heldout, tuple(difficulties), self.possible)
+
+
+class GeneratedGame(TextEnvironment, GeneratedScenarios, RestorableState):
+    """Base class of games: subclasses define `name`, `task`, `saved`, and the abstract methods of `TextEnvironment`."""

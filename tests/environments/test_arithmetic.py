@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.environments.worlds.arithmetic import LARGEST, LEVELS, Arithmetic, _problem, split_of
+from components.environments.worlds.arithmetic import LARGEST, LEVELS, Arithmetic, split_of
 from tests.environments import checks
 
 
@@ -63,7 +63,7 @@ def test_guesses_rarely_succeed(arithmetic):
 
 @given(st.integers(), st.sampled_from(LEVELS), st.sampled_from(checks.SPLITS))
 def test_the_steps_are_true_and_follow_the_question(seed, level, split):
-    _, task = _problem(random.Random(seed), level, split)
+    _, task = Arithmetic.task(random.Random(seed), level, split)
     numbers = re.findall(r"\d+", task["question"])
     value = numbers[0]
     assert len(task["steps"]) == level == len(numbers) - 1

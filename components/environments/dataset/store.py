@@ -10,6 +10,7 @@ the split of the others. The id of a scenario is a hash of its input.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -159,17 +160,13 @@ def _content(key: str, source: SourceSpec) -> str:
         return content_digest(source)
 
 
-class _named:
-    """Context that adds the key of the environment to the errors of a source."""
-
-    def __init__(self, key: str):
-        self.key = key
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ResourceError):
-            raise ResourceError(f"environment.{self.key}: {error}") from None
+@contextlib.contextmanager
+def _named(key: str) -> Iterator[None]:
+    """Add the key of the environment to the errors of a source."""
+    try:
+        yield
+    except ResourceError as error:
+        raise ResourceError(f"environment.{key}: {error}") from None
 
 
 @dataclass

@@ -18,8 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from components.environments.seeded import Count, generate
-from components.environments.tools import ToolEnvironment
+from components.environments.seeded import Count, GeneratedScenarios
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
 
@@ -84,7 +83,7 @@ STORIES = {
 
 
 @registered("environment.arithmetic")
-class Arithmetic(ToolEnvironment):
+class Arithmetic(GeneratedScenarios):
     """Arithmetic word problems; the answer is one message that ends in `#### NUMBER`.
 
     Scenario types: things, money, points. Difficulty: the number of steps. The outcome also holds `progress`, the share
@@ -96,6 +95,8 @@ class Arithmetic(ToolEnvironment):
         difficulties: Numbers of steps from 1 to 6, in rotation.
     """
 
+    name = "arithmetic"
+    possible = LEVELS
     system = SYSTEM
 
     def __init__(
@@ -105,15 +106,24 @@ class Arithmetic(ToolEnvironment):
         heldout: Count = 128,
         difficulties: Annotated[Sequence[Annotated[int, Field(ge=1, le=6)]], Field(min_length=1)] = LEVELS,
     ):
-        self._scenarios = generate(
-            "arithmetic",
-            _problem,
-            seed=seed,
-            train=train,
-            heldout=heldout,
-            difficulties=tuple(difficulties),
-            possible=LEVELS,
-        )
+        super().__init__(seed, train, heldout, difficulties)
+
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        """Draw a problem of a split; return its type and its input."""
+        start, changes = _calculation(rng, difficulty)
+        while split_of(start, changes) != split:
+            start, changes = _calculation(rng, difficulty)
+        kind = rng.choice(tuple(STORIES))
+        story, words = STORIES[kind], {"name": rng.choice(NAMES), "goods": rng.choice(GOODS)}
+        sentences, steps, value = [story.begin.format(n=start, **words)], [], start
+        for sign, number in changes:
+            sentences.append(rng.choice(story.changes[sign]).format(n=number, **words))
+            result = OPERATIONS[sign](value, number)
+            steps.append(f"{value} {sign} {number} = {result}")
+            value = result
+        question = " ".join([*sentences, story.question.format(**words)])
+        return kind, {"question": question, "steps": steps, "answer": str(value)}
 
     def begin(self, scenario: Scenario) -> str:
         return str(scenario.input["question"])
@@ -145,23 +155,6 @@ def split_of(start: int, changes: Sequence[tuple[str, int]]) -> str:
     """Return the split of a calculation: a function of its numbers and operations alone."""
     calculation = " ".join([str(start), *(f"{sign} {number}" for sign, number in changes)])
     return "train" if int(hashlib.sha256(calculation.encode()).hexdigest(), 16) % HELD_OUT else "heldout"
-
-
-def _problem(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    """Draw a problem of a split; return its type and its input."""
-    start, changes = _calculation(rng, difficulty)
-    while split_of(start, changes) != split:
-        start, changes = _calculation(rng, difficulty)
-    kind = rng.choice(tuple(STORIES))
-    story, words = STORIES[kind], {"name": rng.choice(NAMES), "goods": rng.choice(GOODS)}
-    sentences, steps, value = [story.begin.format(n=start, **words)], [], start
-    for sign, number in changes:
-        sentences.append(rng.choice(story.changes[sign]).format(n=number, **words))
-        result = OPERATIONS[sign](value, number)
-        steps.append(f"{value} {sign} {number} = {result}")
-        value = result
-    question = " ".join([*sentences, story.question.format(**words)])
-    return kind, {"question": question, "steps": steps, "answer": str(value)}
 
 
 def _calculation(rng: random.Random, steps: int) -> tuple[int, list[tuple[str, int]]]:

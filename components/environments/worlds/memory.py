@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from components.environments.protocol import Messages
 from components.environments.restorable import RestorableState
-from components.environments.seeded import ALL, Count, Difficulties, generate
+from components.environments.seeded import GeneratedScenarios
 from components.environments.tools import InvalidAction, call, tool
 from components.specs.registered import registered
 from components.trajectories.schema import Scenario
@@ -76,7 +76,7 @@ LEVELS = {
 
 
 @registered("environment.memory")
-class Memory(RestorableState):
+class Memory(GeneratedScenarios, RestorableState):
     """Facts that are asked for after the conversation that stated them is gone; a memory is written and read by tools.
 
     Scenario types: stated (the number of the asked fact never changed), updated (a later session changed it).
@@ -89,13 +89,46 @@ class Memory(RestorableState):
         difficulties: Difficulties from 1 to 5, in rotation.
     """
 
+    name = "memory"
     system = SYSTEM
     saved = ("session", "memory")
 
-    def __init__(self, seed: int = 0, train: Count = 512, heldout: Count = 128, difficulties: Difficulties = ALL):
-        self._scenarios = generate(
-            "memory", _task, seed=seed, train=train, heldout=heldout, difficulties=tuple(difficulties)
-        )
+    @staticmethod
+    def task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
+        """Draw a task; return its type and its input.
+
+        `sessions` holds the sentences of each session but the last, `facts` those of its facts that can be asked for.
+        """
+        level = LEVELS[difficulty]
+        names = rng.sample(NAMES, level.facts)
+        important = names[: level.important] or names
+        updated = rng.sample(important, level.updates)
+        numbers = iter(rng.sample(NUMBERS, level.facts + level.updates + level.distractors))
+        sessions: list[list[Sentence]] = [[] for _ in range(level.sessions)]
+        first = {name: rng.randrange(level.sessions - bool(updated)) for name in names}
+        later = [(name, rng.randrange(first[name] + 1, level.sessions)) for name in updated]
+        answers: dict[str, str] = {}
+        for name, session in [*first.items(), *later]:
+            answers[name] = number = str(next(numbers))
+            mark = "Important: " if level.important and name in important else ""
+            sessions[session].append(
+                Sentence(f"{mark}The number of {name} is {number}.", [name, number] if name in important else None)
+            )
+        for _ in range(level.distractors):
+            sessions[rng.randrange(level.sessions)].append(
+                Sentence(rng.choice(DISTRACTORS).format(n=next(numbers)), None)
+            )
+        for sentences in sessions:
+            rng.shuffle(sentences)
+        asked = rng.choice(important)
+        return "updated" if asked in updated else "stated", {
+            "sessions": [[sentence.text for sentence in sentences] for sentences in sessions],
+            "facts": [[sentence.fact for sentence in sentences if sentence.fact] for sentences in sessions],
+            "asked": asked,
+            "answer": answers[asked],
+            "entries": len(important),
+            "marked": bool(level.important),
+        }
 
     def begin(self, scenario: Scenario) -> str:
         self.session = 0
@@ -160,38 +193,3 @@ class Memory(RestorableState):
             return f"What is the number of {task['asked']}?"
         marked = [IMPORTANT] if task["marked"] else []
         return "\n".join([f"Your memory has {task['entries']} entries.", *marked, *task["sessions"][self.session]])
-
-
-def _task(rng: random.Random, difficulty: int, split: str) -> tuple[str, dict[str, Any]]:
-    """Draw a task; return its type and its input.
-
-    `sessions` holds the sentences of each session but the last, `facts` those of its facts that can be asked for.
-    """
-    level = LEVELS[difficulty]
-    names = rng.sample(NAMES, level.facts)
-    important = names[: level.important] or names
-    updated = rng.sample(important, level.updates)
-    numbers = iter(rng.sample(NUMBERS, level.facts + level.updates + level.distractors))
-    sessions: list[list[Sentence]] = [[] for _ in range(level.sessions)]
-    first = {name: rng.randrange(level.sessions - bool(updated)) for name in names}
-    later = [(name, rng.randrange(first[name] + 1, level.sessions)) for name in updated]
-    answers: dict[str, str] = {}
-    for name, session in [*first.items(), *later]:
-        answers[name] = number = str(next(numbers))
-        mark = "Important: " if level.important and name in important else ""
-        sessions[session].append(
-            Sentence(f"{mark}The number of {name} is {number}.", [name, number] if name in important else None)
-        )
-    for _ in range(level.distractors):
-        sessions[rng.randrange(level.sessions)].append(Sentence(rng.choice(DISTRACTORS).format(n=next(numbers)), None))
-    for sentences in sessions:
-        rng.shuffle(sentences)
-    asked = rng.choice(important)
-    return "updated" if asked in updated else "stated", {
-        "sessions": [[sentence.text for sentence in sentences] for sentences in sessions],
-        "facts": [[sentence.fact for sentence in sentences if sentence.fact] for sentences in sessions],
-        "asked": asked,
-        "answer": answers[asked],
-        "entries": len(important),
-        "marked": bool(level.important),
-    }

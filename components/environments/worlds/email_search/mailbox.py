@@ -285,11 +285,7 @@ def _mails(rng: random.Random, plan: MailPlan) -> list[Mail]:
     for post in plan.posts:  # a reply follows the mail that it answers
         quoted = ""
         if post.answers:
-            before = post.answers
-            lines = bodies[before.id].split("\n")
-            quoted = f"\n\nOn {date.fromordinal(before.day)} {before.sender} wrote:\n" + "\n".join(
-                f"> {line}" for line in lines
-            )
+            quoted = _quote(post.answers.day, post.answers.sender, bodies[post.answers.id])
         bodies[post.id] = body = _body(rng, plan, post.sender, post.to, post.says)
         mails.append(_mail(rng, post.id, post.day, post.sender, post.to, post.subject, body + quoted))
     spare = list(plan.spare)
@@ -301,11 +297,15 @@ def _mails(rng: random.Random, plan: MailPlan) -> list[Mail]:
             body = _body(rng, plan, sender, to, says)
             title = f"Re: {subject}" if turn else subject
             mails.append(_mail(rng, spare.pop(), day, sender, to, title, body + quoted))
-            quoted = f"\n\nOn {date.fromordinal(day)} {sender} wrote:\n" + "\n".join(
-                f"> {line}" for line in body.split("\n")
-            )
+            quoted = _quote(day, sender, body)
             sender, to, day = to, sender, day + rng.randint(0, 2)
     return mails
+
+
+def _quote(day: int, sender: str, body: str) -> str:
+    """Return a mail as a reply quotes it."""
+    lines = "\n".join(f"> {line}" for line in body.split("\n"))
+    return f"\n\nOn {date.fromordinal(day)} {sender} wrote:\n{lines}"
 
 
 def _mail(rng: random.Random, id: str, day: int, sender: str, to: str, subject: str, body: str) -> Mail:
