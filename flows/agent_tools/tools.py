@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,13 +18,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from components.errors import EspalierError, ResourceError
+from components.redaction import MASK, is_secret, mask
 from flows.agent_tools import permissions
-from flows.agent_tools.answers import masked
 from flows.agent_tools.commands import result_of
 from flows.agent_tools.jobs import Job, Jobs
 from flows.agent_tools.permissions import Permissions
-from flows.agent_tools.progress import progress, records_of, run_of
-from flows.history.records import Records
+from flows.history.records import Records, RunRecord
 from flows.terminal.exit_codes import describe_error
 from flows.terminal.help import CONF, experiment_summaries
 
@@ -258,3 +259,60 @@ def _value(data: Any, key: str) -> Any:
     for name in key.split("."):
         data = data.get(name) if isinstance(data, dict) else None
     return data
+
+
+SHORTEST = 6
+"""Minimum length of a masked value of an environment variable in characters."""
+
+
+def masked(answer: Any) -> Any:
+    """Return the answer with masked secrets: those that their key or format shows, and the values of environment
+    variables whose name denotes a secret."""
+    secrets = [value for name, value in os.environ.items() if is_secret(name) and len(value) >= SHORTEST]
+    return _without(mask(answer), sorted(secrets, key=len, reverse=True))
+
+
+def _without(value: Any, secrets: list[str]) -> Any:
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, MASK)
+        return value
+    if isinstance(value, dict):
+        return {_without(key, secrets): _without(item, secrets) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without(item, secrets) for item in value]
+    return value
+
+
+def records_of(job: Job) -> list[RunRecord]:
+    """Return the records of a job's runs, latest first: several of a sweep, none before the first run and of an
+    evaluation."""
+    process = f"process {job.pid} on {socket.gethostname()}"
+    return [run for run in Records(job.root).all() if run.process == process and run.started >= job.started - 1]
+
+
+def run_of(job: Job) -> str:
+    """Return the id of a job's run. Raises ResourceError if it has none."""
+    if records := records_of(job):
+        return records[0].id
+    result = job.result()
+    if result is not None and isinstance(result.get("run_id"), str):
+        return str(result["run_id"])  # nothing has changed since that run
+    raise ResourceError(f"{job.id} has no run to compare: it is {job.state}")
+
+
+def progress(run: RunRecord, records: Records) -> dict[str, Any]:
+    """Return the progress of a run as JSON data."""
+    data: dict[str, Any] = {
+        "run": run.id,
+        "experiment": run.name,
+        "seed": run.seed,
+        "state": records.status(run),
+        "round": max((stage.step for stage in run.stages), default=0),
+        "rounds": run.spec.get("rounds"),
+        "stages": {stage.label: f"{stage.status}, {stage.seconds:.1f} s" for stage in run.stages},
+        "decisions": [{"kind": notice.kind, "round": notice.step, "message": notice.message} for notice in run.notices],
+        "result": run.result,
+    }
+    masked: dict[str, Any] = mask(data)
+    return masked

@@ -14,7 +14,7 @@ from components.specs.code import code_digest
 from flows.bisection.ends import EvaluatedRun
 from flows.history.code import CodeRecords
 from flows.history.records import RunRecord, StageRecord
-from flows.planning.differences import differences
+from flows.planning.earlier_stages import differences
 from flows.stages.base import Request
 from flows.stages.code import stage_code
 from flows.stages.execute import stage_and_spec

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components import aio
 from components.deployment.answers import TOLERANCE
 from components.environments.protocol import Environment, Messages
+from components.errors import WaitTimeout
 from components.inference.protocol import ModelEngine, Sampling
 from components.models.spec import ModelSpec
 from components.rollout import formats
 from components.rollout.action_format import Format, Tools
+from components.rollout.agent import as_messages, ask
 from components.rollout.observations import cleaned
 from components.rollout.spec import AgentSpec
+from components.rollout.tool_schemas import as_tools
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Scenario
 
@@ -117,3 +123,31 @@ def tool(name: str, description: str, **properties: dict[str, Any]) -> dict[str,
     """Return a tool in OpenAI's format. properties: JSON schemas of its arguments."""
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def draw(scenarios: Sequence[Scenario], count: int) -> list[Scenario]:
+    """Return `count` scenarios, drawn with a fixed seed: the first ones are those of a smaller draw."""
+    numbers = list(range(len(scenarios)))
+    random.Random(0).shuffle(numbers)
+    return [scenarios[number] for number in numbers[:count]]
+
+
+def open_episodes(make: Callable[[], Environment], scenarios: Sequence[Scenario], timeout: float) -> list[Opening]:
+    """Return the beginnings of these scenarios. Raises EnvironmentFailed, and WaitTimeout after `timeout` seconds."""
+
+    async def read() -> list[Opening]:
+        environment = make()
+        try:
+            openings = []
+            async with asyncio.timeout(timeout):
+                for scenario in scenarios:
+                    messages = as_messages(await ask(environment.reset, scenario), "reset")
+                    openings.append(Opening(scenario, messages, as_tools(await ask(environment.tools))))
+            return openings
+        except TimeoutError:
+            text = f"reset of {len(scenarios)} scenarios took longer than {timeout:g} s (collect.timeout)"
+            raise WaitTimeout(text) from None
+        finally:
+            await ask(environment.close)
+
+    return aio.run(read())

@@ -15,20 +15,20 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from components.artifacts import Artifact
+from components.artifacts import Artifact, Store
 from components.compute.runners import GRACE, Event, Runner, RunnerStopped, StoppableRunner
 from components.compute.spec import ComputeSpec
 from components.errors import EngineError, EnvironmentFailed, EspalierError, TooManyFailures
+from components.json_text import read_json
 from flows.stages import STAGES
 from flows.stages.base import Context, Request, StagePart
 from flows.stages.execute import find_stage, resolve, stage_and_spec
 from flows.stages.shard import joined, shard_request
-from flows.stages.unfinished import forget_failures
 
 if TYPE_CHECKING:
     from flows.execution.executor import Execution
@@ -264,3 +264,21 @@ class _Work:
     index: int
     runner: Runner
     start: float
+
+
+def forget_failures(shards: Sequence[Artifact], store: Store, reason: str) -> None:
+    """Remove the artifacts of shards with failed episodes; their finished episodes stay for the next attempt."""
+    from components.trajectories.store import read_trajectories
+    from flows.stages.episodes import FinishedEpisodes
+
+    for shard in shards:
+        trajectories = list(read_trajectories(shard.path / "trajectories.parquet"))
+        if all(trajectory.failure is None for trajectory in trajectories):
+            continue
+        seconds = read_json(shard.path / "times.json")
+        episodes = FinishedEpisodes(store.scratch(shard.key))
+        for trajectory in trajectories:
+            if trajectory.failure is None:
+                episodes.add(trajectory, seconds.get(trajectory.id, 0.0))
+        episodes.flush()
+        store.discard(shard.key, reason)

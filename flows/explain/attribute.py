@@ -101,7 +101,7 @@ def _change(difference: Mapping[str, Any]) -> dict[str, Any]:
 def _lost(
     lost: LostScenario, result: Attribution, retrained: Retrained | None, control: Retrained | None
 ) -> dict[str, Any]:
-    from flows.influence.excerpts import excerpt
+    from flows.influence.rounds import excerpt
 
     row = {
         "scenario": lost.scenario,

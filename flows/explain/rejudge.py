@@ -118,7 +118,7 @@ def _effect(difference: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flip(flip: FlippedGroup, episodes: Mapping[str, Trajectory]) -> dict[str, Any]:
-    from flows.influence.excerpts import excerpt
+    from flows.influence.rounds import excerpt
 
     return {
         "group": flip.group,

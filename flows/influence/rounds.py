@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from components.errors import ResourceError
+from components.trajectories.policy_text import text
+from components.trajectories.schema import Trajectory
 from flows.history.records import RunRecord, StageRecord
 from flows.recipes.episodes import FED
 from flows.stages.base import Request
@@ -109,3 +111,13 @@ def listed(names: Sequence[object], most: int = 20) -> str:
     """Return names as text, at most `most` of them."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
+
+
+LONGEST = 160
+"""Maximum number of characters of an excerpt."""
+
+
+def excerpt(trajectory: Trajectory) -> str:
+    """Return the beginning of the policy's messages, on one line."""
+    shown = " / ".join(line for line in text(trajectory).split("\n") if line)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"

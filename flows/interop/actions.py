@@ -14,7 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.json_text import reject_constant
-from flows.interop.invalid_request import InvalidRequest
+
+
+class InvalidRequest(ValueError):
+    """Request that cannot be executed: a step before the reset or after the end, an unknown scenario, an action that is
+    no action. Each protocol reports it in its own terms."""
+
 
 Action = dict[str, Any]
 

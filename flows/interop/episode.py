@@ -18,9 +18,8 @@ from components.environments.protocol import Environment, Messages
 from components.errors import WaitTimeout
 from components.rollout.agent import ask
 from components.trajectories.schema import Scenario
-from flows.interop.invalid_request import InvalidRequest
-from flows.interop.reward import EpisodeReward
-from flows.interop.source import EpisodeSource
+from flows.interop.actions import InvalidRequest
+from flows.interop.source import EpisodeReward, EpisodeSource
 from flows.qualification.recording import Action, Recording, TestedInstance
 
 Result = TypeVar("Result")

@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 from components.environments.optional_packages import import_optional
 from components.environments.protocol import Messages
 from flows.interop import actions
+from flows.interop.actions import InvalidRequest
 from flows.interop.episode import EpisodeThread
-from flows.interop.invalid_request import InvalidRequest
 from flows.interop.source import SPLIT, EpisodeSource, load
 
 gymnasium = import_optional("gymnasium", "gym", "flows.interop.gymnasium")

@@ -26,8 +26,8 @@ from components.environments.optional_packages import import_optional
 from components.errors import EspalierError
 from components.redaction import mask_text
 from flows.interop import actions
+from flows.interop.actions import InvalidRequest
 from flows.interop.episode import Transition
-from flows.interop.invalid_request import InvalidRequest
 from flows.interop.openenv_rpc import PARSE_ERROR
 from flows.interop.request_limits import BoundedRequests
 from flows.interop.sessions import CapacityReached, Session, SessionLimits, Sessions

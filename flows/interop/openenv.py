@@ -26,7 +26,7 @@ from components.errors import EspalierError
 from components.redaction import mask_text
 from components.strict_json import parse
 from flows.interop import openenv_messages as messages
-from flows.interop.invalid_request import InvalidRequest
+from flows.interop.actions import InvalidRequest
 from flows.interop.openenv_messages import AnyAction, ResetData, StateData, StepBody, TextAction
 from flows.interop.openenv_rpc import JsonRpc
 from flows.interop.request_limits import BoundedRequests

@@ -8,7 +8,7 @@ from components.errors import EspalierError
 from components.redaction import mask_text
 from components.strict_json import parse
 from flows.interop import actions
-from flows.interop.invalid_request import InvalidRequest
+from flows.interop.actions import InvalidRequest
 from flows.interop.openenv_messages import mcp_tools
 from flows.interop.sessions import CapacityReached, Session, Sessions
 

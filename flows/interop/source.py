@@ -15,14 +15,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.environments.protocol import ACT_TOOL, Environment
-from components.errors import Problem, SpecError
+from components.errors import JudgeError, Problem, SpecError
+from components.rewards.judge import RewardCaller, reject_running_statistics
+from components.rewards.protocol import ModelReward
 from components.specs.base import nearest
 from components.specs.registered import registered_name
-from components.trajectories.schema import Scenario
-from flows.interop.invalid_request import InvalidRequest
+from components.trajectories.schema import Scenario, Trajectory
+from flows.interop.actions import InvalidRequest
 
 if TYPE_CHECKING:
     from flows.experiment.spec import ExperimentSpec
+
+
+class EpisodeReward:
+    """Scores finished episodes, as `reward` of the configuration defines it.
+
+    The reward of training scores a whole episode, so its value belongs to the last step; the steps before have reward
+    0. With `reward=returned` each step has the environment's own reward. In both cases the rewards of an episode sum to
+    its score. Raises SpecError for a reward that needs a model or statistics of other episodes."""
+
+    def __init__(self, reward: Any):
+        self._caller = RewardCaller(reward)
+        reject_running_statistics(reward, "reward")
+        if isinstance(reward, ModelReward):
+            message = (
+                f"{type(reward).__name__} asks a model; expected a reward that is computed by rules, such as outcome"
+            )
+            raise SpecError([Problem("reward", message)])
+        self.of_steps = bool(getattr(reward, "of_steps", False))
+        """True if the rewards of the environment's steps are the rewards of the steps."""
+
+    async def score(self, trajectory: Trajectory) -> float:
+        """Return the score of an episode. Raises JudgeError if the reward cannot score it."""
+        (score,) = await self._caller.call_group_async([trajectory])
+        if score.reward is None:
+            reason = score.failure.message if score.failure else "no reason given"
+            raise JudgeError(f"reward: {trajectory.scenario.id} is unscored: {reason}")
+        return score.reward
+
 
 SPLIT = "train"
 """Default split."""
@@ -80,7 +110,7 @@ def load(overrides: Sequence[str], split: str = SPLIT, config_dir: str | Path | 
 
 def of_spec(spec: ExperimentSpec, split: str = SPLIT) -> EpisodeSource:
     """Return the source of an experiment's environment, reward and turn limit."""
-    from flows.interop.reward import EpisodeReward
+    from flows.interop.source import EpisodeReward
 
     environment = spec.required_environment
     factory = environment.factory()

@@ -7,17 +7,49 @@ episode in the latest stage with the same reward. A stage that was killed and re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.compute.local.spec import LocalPlace
-from flows.history.records import RunRecord, StageRecord
+from flows.history.records import Records, RunRecord, StageRecord
 from flows.history.store_reader import StoreReader
-from flows.planning.differences import Difference, differences
 from flows.stages import STAGES
 from flows.stages.base import Request
 from flows.stages.shard import SHARD_SECONDS
+
+MAX_LENGTH = 40
+"""Maximum number of characters shown of a value."""
+
+
+class Difference(NamedTuple):
+    """Setting with two values, as text."""
+
+    path: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before} → {self.after}"
+
+
+def differences(before: Any, after: Any, path: str = "") -> Iterator[Difference]:
+    """Yield the settings that differ between two parts of a spec."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in [*before, *(name for name in after if name not in before)]:
+            below = f"{path}.{name}" if path else str(name)
+            yield from differences(before.get(name, "–"), after.get(name, "–"), below)
+    elif before != after:
+        if path == "round":  # the spec counts rounds from 0, messages from 1
+            before, after = before + 1, after + 1
+        yield Difference(path, _text(before), _text(after))
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 3]}…"
+
 
 MAX_DIFFERENCES = 4
 """Maximum number of differences in the reasons of a stage."""
@@ -117,3 +149,50 @@ class EarlierStages:
 def _kind(spec: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the actor and the algorithm of a stage, as far as it has them."""
     return spec.get("actor"), spec.get("algorithm", {}).get("name")
+
+
+@dataclass(frozen=True)
+class ExplainedStage:
+    """Stage of a recorded run."""
+
+    label: str
+    status: str
+    """`ran` or `cached`."""
+    compared: str | None
+    """Most similar stage of the runs that started before; None if the stage was cached or nothing is comparable."""
+    why: list[str]
+    """Reasons why the stage ran: differences from `compared`. Empty if it was cached."""
+
+
+def explain(records: Records, reader: StoreReader, run: RunRecord) -> list[ExplainedStage]:
+    """Return the stages of a run in the order in which they ended."""
+    earlier = EarlierStages([other for other in records.all() if other.started < run.started], reader)
+    computed = {stage.key: stage.label for stage in run.stages if stage.status == "ran"}
+    return [
+        _explained(stage, earlier, reader, computed)
+        if stage.status == "ran"
+        else ExplainedStage(stage.label, stage.status, None, [])
+        for stage in run.stages
+    ]
+
+
+def _explained(
+    stage: StageRecord, earlier: EarlierStages, reader: StoreReader, computed: dict[str, str]
+) -> ExplainedStage:
+    """Return a stage that ran. computed: labels of the run's stages that ran, by key."""
+    if (previous := earlier.run_of(stage.key)) is not None:
+        why = [f"run {previous.short} had it, but it was no longer in the store"]
+        return ExplainedStage(stage.label, stage.status, None, why)
+    if (manifest := reader.manifest(stage.key)) is None:
+        return ExplainedStage(stage.label, stage.status, None, ["unknown: its artifact is no longer in the store"])
+    request = Request.from_json(stage.request)
+    similar = earlier.similar(stage.label, request, manifest["spec"])
+    if not similar:
+        return ExplainedStage(stage.label, stage.status, None, ["no similar stage had run"])
+    nearest = similar[0]
+    inputs = nearest.stage.request["inputs"]
+    recomputed = {
+        name: computed[key] for name, key in request.inputs.items() if key in computed and inputs.get(name) != key
+    }
+    compared = f"{nearest.stage.label} of run {nearest.run.short}"
+    return ExplainedStage(stage.label, stage.status, compared, nearest.reasons(request, recomputed, stage.version))

@@ -38,12 +38,12 @@ from flows.history.store_reader import StoreReader
 from flows.planning.background import PlannedBackground
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
 from flows.planning.notes import deployment_problems, pending_decisions, process_starts, resolved_values
-from flows.planning.rows import planned_rows
 from flows.planning.run_plan import PlannedStage, RunPlan, total
 from flows.planning.sharded import (
     PlannedShards,
     has_scratch,
     pending_share,
+    planned_rows,
     planned_shards,
     wall_seconds,
     with_costs,

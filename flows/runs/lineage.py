@@ -18,7 +18,7 @@ from components.errors import EspalierError
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Records
 from flows.history.trust import recorded_reader
-from flows.planning.run_reasons import explain
+from flows.planning.earlier_stages import explain
 from flows.reporting.lineage import show, to_json
 from flows.terminal.arguments import RootParser, add_store_trust
 from flows.terminal.console import printable

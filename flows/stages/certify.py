@@ -68,8 +68,7 @@ def certify(spec: CertifyStage, inputs: Inputs, draft: Draft, context: Context) 
     from components.evaluation.certificate_page import WARNED, certified, render
     from components.models.weights import prepare
     from flows.certification.certificate import certify as run_checks
-    from flows.certification.openings import draw, open_episodes
-    from flows.certification.subject import Subject
+    from flows.certification.subject import Subject, draw, open_episodes
     from flows.stages.episodes import scenarios_of, warm_engine
 
     scenarios = draw(scenarios_of(spec.environment, SPLIT, context), max(PLAYED, spec.scenarios))

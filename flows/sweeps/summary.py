@@ -15,8 +15,16 @@ from components.errors import EspalierError
 from flows.history.records import Records
 from flows.reporting.comparison import LETTERS, compare
 from flows.sweeps.points import Point, read
-from flows.sweeps.seeds import SeedGroup, over_seeds
-from flows.sweeps.settings import Rates, Setting, SettingDifference, difference, heldout_rates, settings_of
+from flows.sweeps.settings import (
+    Rates,
+    SeedGroup,
+    Setting,
+    SettingDifference,
+    difference,
+    heldout_rates,
+    over_seeds,
+    settings_of,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -16,15 +16,18 @@ from components.models.spec import LoraSpec, ModelSpec
 from components.models.weights import prepare
 from components.rollout.spec import AgentSpec
 from flows import certify as command
-from flows.certification import export
+from flows.certification import certificate
 from flows.certification.adapter import check_adapter
-from flows.certification.certificate import CHECKS, certify
+from flows.certification.certificate import (
+    CHECKS,
+    certify,
+    check_environment,
+    check_export,
+    check_limits,
+    check_special_tokens,
+)
 from flows.certification.completions import sample
-from flows.certification.environment import check_environment
-from flows.certification.export import check_export
-from flows.certification.limits import check_limits
 from flows.certification.sampler import Measured, check_kept_mass, check_logprobs
-from flows.certification.special_tokens import check_special_tokens
 from flows.certification.subject import Opening, Subject
 from flows.certification.template import check_template
 from flows.certification.tool_calls import check_tool_calls
@@ -326,7 +329,9 @@ def test_an_export_without_the_training_fails(subject, monkeypatch, tmp_path):
     assert check_export(subject, folder).status == "passed"
     for form in ("merged", "adapter"):
         shutil.rmtree(tmp_path / form)
-    monkeypatch.setattr(export, "export_merged", lambda base, learned, out, card: export_merged(base, None, out, card))
+    monkeypatch.setattr(
+        certificate, "export_merged", lambda base, learned, out, card: export_merged(base, None, out, card)
+    )
     check = check_export(subject, folder)
     assert check.status == "failed"
     assert "the merged export differs from the policy" in check.reason

@@ -16,8 +16,8 @@ from components.errors import EnvironmentFailed, SpecError, WaitTimeout
 from components.trajectories.schema import Scenario
 from flows.environment import serving as command
 from flows.interop import actions
+from flows.interop.actions import InvalidRequest
 from flows.interop.episode import EpisodeThread
-from flows.interop.invalid_request import InvalidRequest
 from flows.interop.sessions import CapacityReached, SessionLimits, Sessions
 from flows.interop.source import EpisodeSource, load
 from tests.conformance.reference_episodes import WRONG, reference

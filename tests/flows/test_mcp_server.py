@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from flows import mcp_server
-from flows.agent_tools.answers import masked
 from flows.agent_tools.permissions import Permissions
+from flows.agent_tools.tools import masked
 from flows.scheduling.parameters import requested_experiments
 
 pytest.importorskip("mcp")
@@ -278,8 +278,7 @@ def test_runs_of_every_experiment_are_compared_and_a_sweep_shows_all_of_its_runs
     from typing import cast
 
     from flows.agent_tools.jobs import Job
-    from flows.agent_tools.progress import records_of
-    from flows.agent_tools.tools import Tools
+    from flows.agent_tools.tools import Tools, records_of
     from flows.history.records import Records
     from tests.flows.pretend import pretend
 

@@ -14,8 +14,8 @@ from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from flows.history.labels import Labels
 from flows.history.records import Records, RunRecord
-from flows.reporting.run_list import Condition, parse_since
 from flows.runs.__main__ import RUNS
+from flows.runs.listing import Condition, parse_since
 
 DAY = 86400.0
 

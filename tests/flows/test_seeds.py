@@ -10,8 +10,7 @@ from flows.experiment.compose import compose_points
 from flows.planning.earlier_stages import SimilarStage
 from flows.planning.plan import plan
 from flows.sweeps.points import Point
-from flows.sweeps.seeds import over_seeds
-from flows.sweeps.settings import Setting, difference
+from flows.sweeps.settings import Setting, difference, over_seeds
 from tests.flows.pretend import pretend, spec_of
 
 

@@ -11,13 +11,12 @@ from components.errors import EspalierError, SpecError, TooManyFailures
 from components.trajectories.schema import Score
 from components.trajectories.store import read_scores, read_trajectories, write_scores, write_trajectories
 from flows.execution.executor import Execution
-from flows.execution.sharding import shard_count
+from flows.execution.sharding import forget_failures, shard_count
 from flows.experiment.requests import Requests
 from flows.planning.plan import plan
 from flows.stages.base import Context, Request, StagePart
 from flows.stages.execute import find_stage, request_key, run_stage
 from flows.stages.shard import joined, shard_request
-from flows.stages.unfinished import forget_failures
 from tests.data import rows as samples
 from tests.flows.pretend import spec_of
 from tests.trajectories.builders import FAILURE, episode
