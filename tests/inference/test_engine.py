@@ -403,12 +403,9 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_other_families_are_exact_too(family, base_dir, make_engine, tmp_path):
-    """Random weights of other architectures: biases, norms on queries and keys, other head sizes, no shared heads."""
+def random_model(family: str, base_dir: Path, tmp_path: Path) -> Path:
+    """Write a model of another architecture with random weights, and return its folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
-
-    from components.models.weights import load_model
 
     folder = Path(shutil.copytree(base_dir, tmp_path / family))
     (folder / "model.safetensors").unlink()
@@ -427,6 +424,15 @@ def test_other_families_are_exact_too(family, base_dir, make_engine, tmp_path):
     )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_other_families_are_exact_too(family, base_dir, make_engine, tmp_path):
+    """Biases, norms on queries and keys, other head sizes, no shared heads."""
+    from components.models.weights import load_model
+
+    folder = random_model(family, base_dir, tmp_path)
     engine, model = make_engine(folder), load_model(folder)
     openings = [ask(text, seed=index) for index, text in enumerate(TEXTS)]
     firsts = chat(engine, *openings)

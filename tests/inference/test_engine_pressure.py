@@ -50,8 +50,7 @@ def whole(answers) -> None:
         assert after.prompt_token_ids[: len(stream)] == stream
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 64])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("slots", "seed"), [(1, 0), (2, 1), (3, 0), (64, 1)])
 def test_more_conversations_than_slots(make_engine, reference, slots, seed):
     engine = make_engine(slots=slots)
     assert engine.slots == slots

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from components.inference.transformers.batch import Batch
 from components.inference.transformers.prefixes import partition, shared_prefix
 from components.models.weights import load_model
 from tests.inference.exact import ask, assert_exact, go_on
-from tests.inference.test_engine import CONFIGS, TEXTS, chat
+from tests.inference.test_engine import CONFIGS, TEXTS, chat, random_model
 
 SYSTEM = {"role": "system", "content": "You serve the customers of a small shop. " * 3}
 
@@ -166,19 +164,9 @@ def test_an_adapter_is_exact_too(sharing_engine, adapter_dir, base_dir):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_other_families_are_exact_too(family, base_dir, sharing_engine, tmp_path):
     """The shared path is used by each, which a mask that a model changes would prevent."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folder = Path(shutil.copytree(base_dir, tmp_path / family))
-    (folder / "model.safetensors").unlink()
-    sizes = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024}
-    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model(
-        family, num_hidden_layers=2, num_attention_heads=4, **sizes, **tokens, **CONFIGS[family]
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     from components.models import shared_attention
 
+    folder = random_model(family, base_dir, tmp_path)
     calls, original = [], shared_attention.attend
     try:
         shared_attention.attend = lambda *given: calls.append(1) or original(*given)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from functools import partial
 
 import aiohttp
 import httpx
@@ -83,22 +84,19 @@ def test_the_ids_of_a_long_prompt_do_not_count_as_a_reply_that_is_too_large(conn
         assert ask(connect(line.url), request).prompt_token_ids == ids
 
 
+def played(engine, *, train: int, samples: int, max_tokens: int, max_turns: int, concurrency: int):
+    """Return episodes in the shop."""
+    shop = partial(Shop, seed=3, train=train, heldout=2)
+    options = {"sampling": Sampling(max_tokens=max_tokens), "max_turns": max_turns, "seed": 1}
+    requests = episode_requests(shop().scenarios("train"), samples, **options)
+    return run_episodes(engine, shop, requests, EpisodeLimits(concurrency=concurrency, max_failures=0))
+
+
 def test_episodes_are_those_of_the_engine_itself(connect, make_engine):
     """Token by token: what is drawn depends on the seed of each request."""
 
     def play(engine):
-        return run_episodes(
-            engine,
-            lambda: Shop(seed=3, train=4, heldout=2),
-            episode_requests(
-                Shop(seed=3, train=4, heldout=2).scenarios("train"),
-                1,
-                sampling=Sampling(max_tokens=24),
-                max_turns=2,
-                seed=1,
-            ),
-            EpisodeLimits(concurrency=1, max_failures=0),
-        )
+        return played(engine, train=4, samples=1, max_tokens=24, max_turns=2, concurrency=1)
 
     options = {"max_length": 4096}
     with ModelServer(make_engine(**options), "shop") as server:
@@ -134,13 +132,13 @@ def test_an_adapter_becomes_the_policy_and_goes_again(connect, make_engine, adap
         connect(server.url).load_policy("v1", str(adapter_dir))
 
 
-@pytest.mark.parametrize("version", ["", "base", "a b", "@", "v1/2"])
-def test_the_version_of_an_adapter_is_a_plain_name_other_than_base(make_engine, adapter_dir, version):
+def test_the_version_of_an_adapter_is_a_plain_name_other_than_base(make_engine, adapter_dir):
     with ModelServer(make_engine(), "shop", AppOptions(adapters=adapter_dir.parent)) as server:
-        body = {"lora_name": f"shop@{version}", "lora_path": str(adapter_dir)}
-        answer = httpx.post(f"{server.url}/load_lora_adapter", json=body)
-    assert answer.status_code == 400
-    assert "VERSION" in answer.text or "expected a version of letters, digits" in answer.text
+        for version in ("", "base", "a b", "@", "v1/2"):
+            body = {"lora_name": f"shop@{version}", "lora_path": str(adapter_dir)}
+            answer = httpx.post(f"{server.url}/load_lora_adapter", json=body)
+            assert answer.status_code == 400, version
+            assert "VERSION" in answer.text or "expected a version of letters, digits" in answer.text, version
 
 
 def test_a_server_that_changed_its_policy_is_found_out(connect, echo):
@@ -151,33 +149,26 @@ def test_a_server_that_changed_its_policy_is_found_out(connect, echo):
         ask(engine)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        status(500),
-        status(503),
-        status(429, Retry_After="0.05"),
-        status(429, Retry_After="tomorrow"),
-        cut,
-        EMPTY,
-        answer("<html>Bad gateway</html>"),
-        answer("[]"),
-        answer('{"choices": []}'),
-        answer(
-            completion({"content": "yes"}, token_ids=[7], logprobs={"content": []}).replace(
-                "{", '{"prompt_token_ids": [], ', 1
-            )
-        ),
-        answer(GOOD.replace("-0.5", "NaN")),
-    ],
-    ids=["500", "503", "429", "429 unreadable", "cut", "empty", "html", "list", "no choice", "short", "nan"],
-)
-def test_a_server_that_fails_for_a_while_is_asked_again(connect, caplog, fault):
-    with Line(faults=[fault, fault, answer(GOOD)]) as line:
-        engine = connect(line.url)
-        assert ask(engine).token_ids == [7, 8]
-        assert len(line.seen) == 3
-        assert line.seen[0] == line.seen[2]
+def test_a_server_that_fails_for_a_while_is_asked_again(connect, caplog):
+    short = completion({"content": "yes"}, token_ids=[7], logprobs={"content": []})
+    faults = {
+        "500": status(500),
+        "503": status(503),
+        "429": status(429, Retry_After="0.05"),
+        "429 unreadable": status(429, Retry_After="tomorrow"),
+        "cut": cut,
+        "empty": EMPTY,
+        "html": answer("<html>Bad gateway</html>"),
+        "list": answer("[]"),
+        "no choice": answer('{"choices": []}'),
+        "short": answer(short.replace("{", '{"prompt_token_ids": [], ', 1)),
+        "nan": answer(GOOD.replace("-0.5", "NaN")),
+    }
+    for name, fault in faults.items():
+        with Line(faults=[fault, fault, answer(GOOD)]) as line:
+            assert ask(connect(line.url)).token_ids == [7, 8], name
+            assert len(line.seen) == 3, name
+            assert line.seen[0] == line.seen[2], name
     assert "WARNING" not in caplog.text  # it was soon over
 
 
@@ -256,9 +247,8 @@ def test_empty_answers_do_not_go_on_for_ever(connect):
         assert len(line.seen) == 6  # a server that answers 500 in between may have been started anew
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "message"),
-    [
+def test_what_asking_again_cannot_mend_is_raised_at_once(connect):
+    for fault, error, message in (
         (status(401, "bad key"), ResourceError, "refuses the key"),
         (status(404, "no such model"), ResourceError, "no model shop"),
         (status(400, "unknown parameter: seed"), EngineError, "unknown parameter: seed"),
@@ -266,13 +256,11 @@ def test_empty_answers_do_not_go_on_for_ever(connect):
         (status(500, "broken for good", x_should_retry="false"), EngineError, "broken for good"),
         (status(307, "elsewhere", Location="http://127.0.0.1:1/"), EngineError, "HTTP 307"),
         (answer(completion({"content": "yes"})), ResourceError, "inference.tokens=false"),
-    ],
-)
-def test_what_asking_again_cannot_mend_is_raised_at_once(connect, fault, error, message):
-    with Line(faults=[fault]) as line:
-        with pytest.raises(error, match=message):
-            ask(connect(line.url))
-        assert len(line.seen) == 1
+    ):
+        with Line(faults=[fault]) as line:
+            with pytest.raises(error, match=message):
+                ask(connect(line.url))
+            assert len(line.seen) == 1, message
 
 
 def test_without_tokens_any_server_will_do(connect):
@@ -314,11 +302,11 @@ def test_a_server_is_checked_before_it_is_used(connect, echo):
         connect(line.url, retry_for=0).check()
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://server/v1", "http://", "http://me:secret@server/v1"])
-def test_what_is_no_address_is_refused(url):
-    with pytest.raises(SpecError) as caught:
-        validate(RemoteSpec, {"name": "remote", "url": url, "model": "shop"}, path="inference")
-    assert caught.value.problems[0].path == "inference.url"
+def test_what_is_no_address_is_refused():
+    for url in ("localhost:8000", "ftp://server/v1", "http://", "http://me:secret@server/v1"):
+        with pytest.raises(SpecError) as caught:
+            validate(RemoteSpec, {"name": "remote", "url": url, "model": "shop"}, path="inference")
+        assert caught.value.problems[0].path == "inference.url", url
 
 
 def test_an_answer_that_nobody_waits_for_is_given_up(connect):
@@ -337,15 +325,9 @@ def test_an_answer_that_nobody_waits_for_is_given_up(connect):
 
 def test_episodes_over_a_line_that_breaks_all_the_time(connect, make_engine):
     attempts = [[status(500)], [status(429, Retry_After="0")], [cut, EMPTY, EMPTY], [EMPTY]]
-    shop = {"seed": 3, "train": 8, "heldout": 2}
 
     def play(engine):
-        return run_episodes(
-            engine,
-            lambda: Shop(**shop),
-            episode_requests(Shop(**shop).scenarios("train"), 2, sampling=Sampling(max_tokens=16), max_turns=3, seed=1),
-            EpisodeLimits(concurrency=4, max_failures=0),
-        )
+        return played(engine, train=8, samples=2, max_tokens=16, max_turns=3, concurrency=4)
 
     with ModelServer(make_engine(max_length=4096), "shop") as server, Line(server.url, attempts=attempts) as line:
         trajectories = play(connect(line.url))

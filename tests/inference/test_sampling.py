@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -127,16 +128,16 @@ def test_the_ends_of_the_interval_draw_what_can_be_drawn(uniform):
     assert logprobs == pytest.approx([math.log(0.5)] * 2)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.5)])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_row_of_logits_that_are_not_finite_fails_alone(sampling, value):
+def test_a_row_of_logits_that_are_not_finite_fails_alone():
     good = torch.tensor([0.0, 2.0, 1.0])
-    rows = torch.stack([good, torch.tensor([0.0, value, 1.0]), good])
-    tokens, logprobs = draw(rows, [sampling] * 3, [0.2, 0.5, 0.9])
-    assert math.isnan(logprobs[1])
-    alone = [draw(good[None], [sampling], [uniform]) for uniform in (0.2, 0.9)]
-    assert [tokens[0], tokens[2]] == [token for (token,), _ in alone]
-    assert [logprobs[0], logprobs[2]] == [logprob for _, (logprob,) in alone]
+    samplings = [Sampling(), Sampling(temperature=0), Sampling(top_p=0.5)]
+    for sampling, value in product(samplings, [torch.nan, torch.inf]):
+        rows = torch.stack([good, torch.tensor([0.0, value, 1.0]), good])
+        tokens, logprobs = draw(rows, [sampling] * 3, [0.2, 0.5, 0.9])
+        assert math.isnan(logprobs[1])
+        alone = [draw(good[None], [sampling], [uniform]) for uniform in (0.2, 0.9)]
+        assert [tokens[0], tokens[2]] == [token for (token,), _ in alone]
+        assert [logprobs[0], logprobs[2]] == [logprob for _, (logprob,) in alone]
 
 
 def test_rows_drawn_in_chunks_get_what_they_get_at_once(monkeypatch):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from components.inference.schema_checks import special_literal
 
 SPECIAL = ["<|im_end|>"]
 TEXT = "a <|im_end|>"
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
+def test_literals_are_seen_wherever_they_are():
+    for schema in (
         {"const": TEXT},
         {"const": {"x": [TEXT]}},
         {"enum": ["b", TEXT]},
@@ -22,15 +19,11 @@ TEXT = "a <|im_end|>"
         {"properties": {"description": {"const": TEXT}}},
         {"items": {"anyOf": [{"const": 1}, {"const": TEXT}]}},
         {"$defs": {"x": {"const": TEXT}}},
-    ],
-)
-def test_literals_are_seen_wherever_they_are(schema):
-    assert special_literal(schema, SPECIAL) == TEXT
+    ):
+        assert special_literal(schema, SPECIAL) == TEXT, schema
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [None, True, {}, {"const": 1}, {"description": TEXT, "default": TEXT, "examples": [TEXT]}, {"enum": ["im_end"]}],
-)
-def test_other_schemas_have_none(schema):
-    assert special_literal(schema, SPECIAL) is None
+def test_other_schemas_have_none():
+    annotated = {"description": TEXT, "default": TEXT, "examples": [TEXT]}
+    for schema in (None, True, {}, {"const": 1}, annotated, {"enum": ["im_end"]}):
+        assert special_literal(schema, SPECIAL) is None, schema

@@ -254,34 +254,12 @@ def test_models_are_listed(client):
         client.models.retrieve("shop@v6")
 
 
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"stop": [""]}, "stop.0"),
-        ({"stop": ["a"] * 17}, "stop"),
-        ({"presence_penalty": 2.5}, "presence_penalty"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"parallel_tool_calls": 3}, "parallel_tool_calls"),
-        ({"extra_body": {"min_p": 1.5}}, "min_p"),
-        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"n": 0}, "n"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools.0.function.strict"),
-        ({"extra_body": {"stream_options": {"include_usage": True}}}, "stream_options"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_by_name(client, engine, options, param):
+def test_a_refusal_names_all_mistakes_and_does_not_reach_the_engine(client, engine):
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, **options)
-    assert caught.value.param == param
-    assert param in caught.value.message
-    assert caught.value.type == "invalid_request_error"
+        ask(client, temperature=-1, stop=[""], extra_body={"max_token": 3})
+    assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
+    for part in ("temperature: -1", "stop.0", "max_token", "id you mean 'max_tokens'?"):
+        assert part in caught.value.message
     assert not engine.requests
 
 
@@ -324,43 +302,6 @@ def test_values_that_change_nothing_pass(client, engine):
     assert not engine.requests[-1].altered
 
 
-def test_all_mistakes_are_reported_at_once(client):
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, temperature=-1, stop=["x"], extra_body={"max_token": 3})
-    for part in ("temperature", "stop", "max_token", "id you mean 'max_tokens'?"):
-        assert part in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "user"}, "messages.0.content"),
-        ({"role": "tool", "content": "31"}, "messages.0.tool_call_id"),
-        ({"role": "robot", "content": "31"}, "messages.0.role"),
-        ({"role": "user", "content": "x", "tool_calls": [_call({"name": "f", "arguments": "{}"})]}, "tool_calls"),
-        (
-            {"role": "assistant", "content": "", "tool_calls": [_call({"name": "f", "arguments": '["x"]'})]},
-            "messages.0.tool_calls.0.function.arguments",
-        ),
-        (
-            {"role": "assistant", "content": "", "tool_calls": [_call({"name": "f", "arguments": "{"})]},
-            "messages.0.tool_calls.0.function.arguments",
-        ),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages.0.content"),
-    ],
-)
-def test_messages_that_make_no_sense_are_refused(client, message, param):
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="shop", messages=[message])
-    assert param in caught.value.param
-
-
-def test_other_media_are_refused_with_the_reason(client):
-    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
-    with pytest.raises(openai.BadRequestError, match="expected a part of type 'text': this server reads text only"):
-        client.chat.completions.create(model="shop", messages=[{"role": "user", "content": parts}])
-
-
 def test_engine_failures_carry_openais_error_object(running, client, engine):
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "long")
@@ -392,10 +333,10 @@ def test_a_request_that_takes_too_long_ends():
     assert caught.value.status_code == 504
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"'])
-def test_a_body_that_is_no_json_object_is_refused(running, body):
-    status, error = post(running[0], body)
-    assert (status, error["type"]) == (400, "invalid_request_error")
+def test_a_body_that_is_no_json_object_is_refused(running):
+    for body in (b"", b"[]", b"{", b'"x"'):
+        status, error = post(running[0], body)
+        assert (status, error["type"]) == (400, "invalid_request_error"), body
 
 
 def test_a_web_page_cannot_post_without_asking_first(running):
@@ -502,23 +443,25 @@ def test_the_command_says_what_is_wrong(tmp_path, caplog):
     assert f"{tmp_path} holds no model" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [
+def test_invalid_arguments_are_refused_before_the_model_is_loaded(tmp_path, capsys):
+    empty, number = "expected a text that is not empty", "expected a whole number from"
+    for option, value, words in (
         ("--adapters", "nowhere", "'nowhere': expected an existing folder"),
-        ("--adapters", "", "'': expected a text that is not empty"),
-        ("--name", "", "'': expected a text that is not empty"),
-        ("--name", " ", "' ': expected a text that is not empty"),
+        ("--adapters", "", f"'': {empty}"),
+        ("--name", "", f"'': {empty}"),
+        ("--name", " ", f"' ': {empty}"),
         ("--name", "n" * 2000, "2000 characters: expected at most"),
-        ("--host", "", "'': expected a text that is not empty"),
-        ("--allowed-host", "", "'': expected a text that is not empty"),
-    ],
-)
-def test_invalid_arguments_are_refused_before_the_model_is_loaded(tmp_path, capsys, option, value, words):
-    with pytest.raises(SystemExit) as caught:
-        server_module.main([str(tmp_path), option, value])
-    assert caught.value.code == 2
-    assert f"argument {option}: {words}" in capsys.readouterr().err
+        ("--host", "", f"'': {empty}"),
+        ("--allowed-host", "", f"'': {empty}"),
+        ("--port", "99999", f"'99999': {number}"),
+        ("--port", "x", f"'x': {number}"),
+        ("--max-length", "0", f"'0': {number}"),
+        ("--max-length", "-5", f"'-5': {number}"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            server_module.main([str(tmp_path), option, value])
+        assert caught.value.code == 2
+        assert f"argument {option}: {words}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -135,9 +135,16 @@ def test_stop_strings_end_the_text(client):
     assert choice.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("echo", [False, True])
-@pytest.mark.parametrize("logprobs", [None, 0, 2])
-@pytest.mark.parametrize("stop", [None, ["e", "\n", "ab"], ["\ufffd"]])
+@pytest.mark.parametrize(
+    ("echo", "logprobs", "stop"),
+    [
+        (False, None, None),
+        (True, 2, None),
+        (False, 0, ["\ufffd"]),
+        (True, None, ["\ufffd"]),
+        (False, 2, ["e", "\n", "ab"]),
+    ],
+)
 def test_streams_add_up_to_the_completions_without_streaming(client, engine, echo, logprobs, stop):
     """Text, tokens, log-probabilities and offsets of several completions at once, in many parts."""
     prompts = [TEXT, "y", engine.tokenizer("Aare").input_ids]
@@ -172,25 +179,10 @@ def test_an_evaluated_text_can_be_streamed(client):
     assert parts[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"best_of": 2}, "best_of"),
-        ({"suffix": "end"}, "suffix"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [[1], "x"]}, "prompt"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs"),
-    ],
-)
-def test_wrong_or_unsupported_parameters_are_refused_by_name(client, options, param):
+def test_a_refusal_names_its_parameter(client):
     with pytest.raises(openai.BadRequestError) as caught:
-        complete(client, **options)
-    assert caught.value.param.startswith(param), str(caught.value)
+        complete(client, extra_body={"prompt_logprobs": 1})
+    assert caught.value.param == "prompt_logprobs"
 
 
 def test_prompts_that_do_not_fit_are_refused(client, engine):
