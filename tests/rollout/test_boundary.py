@@ -18,9 +18,8 @@ from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 from tests.trajectories.builders import episode
 
 
-@pytest.mark.parametrize(
-    ("error", "ours", "foreign"),
-    [
+def test_a_mistake_of_the_user_and_an_interrupt_are_no_failures_of_foreign_code():
+    for error, ours, foreign in (
         (KeyError("x"), (), True),
         (SystemExit(3), (), True),
         (StopIteration(), (), True),
@@ -34,11 +33,8 @@ from tests.trajectories.builders import episode
         (KeyboardInterrupt(), (), False),
         (GeneratorExit(), (), False),
         (asyncio.CancelledError(), (), False),  # no task runs, so it is not about a task of the foreign code
-    ],
-    ids=repr,
-)
-def test_a_mistake_of_the_user_and_an_interrupt_are_no_failures_of_foreign_code(error, ours, foreign):
-    assert is_foreign(error, *ours) is foreign
+    ):
+        assert is_foreign(error, *ours) is foreign, (error, ours)
 
 
 @pytest.mark.parametrize("requested", [True, False])
@@ -91,18 +87,15 @@ def stock(tmp_path, monkeypatch):
     del sys.modules["mine.stock"], sys.modules["mine"]
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("divided", "division by zero (mine/stock.py:13, in share)"),
+def test_an_exception_of_a_reward_names_the_innermost_line_of_the_users_code(stock):
+    for function, message in (
+        (stock.divided, "division by zero (mine/stock.py:13, in share)"),
         # its innermost frames are those of the standard library
-        ("loaded", "Expecting value: line 1 column 1 (char 0) (mine/stock.py:16, in loaded)"),
-        ("refused", "no price"),
-    ],
-)
-def test_an_exception_of_a_reward_names_the_innermost_line_of_the_users_code(stock, function, message):
-    (score,) = judge(getattr(stock, function), [episode("a")])
-    assert score.failure.message == message
+        (stock.loaded, "Expecting value: line 1 column 1 (char 0) (mine/stock.py:16, in loaded)"),
+        (stock.refused, "no price"),
+    ):
+        (score,) = judge(function, [episode("a")])
+        assert score.failure.message == message
 
 
 def test_an_exception_of_an_environment_names_the_innermost_line_of_the_users_code(stock):

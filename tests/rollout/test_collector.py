@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -102,6 +105,13 @@ BAD = {
     "no number": ("step", lambda: Step([], "much"), "step returned the reward 'much', expected a finite number"),
     "text for a number": ("step", lambda: Step([], "1"), "step returned the reward '1', expected a finite number"),
     "not finite": ("step", lambda: Step([], float("nan")), "step returned the reward nan, expected a finite number"),
+    "infinite": ("step", lambda: Step([], -math.inf), "step returned the reward -inf, expected a finite number"),
+    "NaN as JSON": (
+        "step",
+        lambda: Step([], info={"score": math.nan}),
+        "step (info) returned data that cannot be serialized as JSON",
+    ),
+    "NaN as text": ("step", lambda: Step([{"role": "user", "content": math.nan}]), "text as content"),
     "half a success": ("step", lambda: Step([], info={"success": 0.5}), "success=0.5, expected true or false"),
     "success in words": ("step", lambda: Step([], info={"success": "no"}), "success='no', expected true or false"),
     "no mapping": ("step", lambda: Step([], info=[1]), "step returned the info [1], expected a mapping"),
@@ -118,12 +128,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_an_environment_that_breaks_the_protocol_is_data(name):
-    place, answer, message = BAD[name]
-    for trajectory in collect(Parrot(), lambda: Echo(**{place: answer}), scenarios(1)):
-        assert trajectory.failure.boundary == "environment"
-        assert message in trajectory.failure.message
+def test_an_environment_that_breaks_the_protocol_is_data():
+    for name, (place, answer, message) in BAD.items():
+        for trajectory in collect(Parrot(), partial(Echo, **{place: answer}), scenarios(1)):
+            assert trajectory.failure.boundary == "environment", name
+            assert message in trajectory.failure.message, name
+            assert (trajectory.reward, trajectory.step_rewards) == (None, []), name
 
 
 @pytest.mark.parametrize(
@@ -380,11 +390,10 @@ def test_the_seed_orders_scenarios():
     assert again == [scenario.id for scenario in choose_scenarios(scenarios(10), 4, 3, 1)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_round_has_its_share_of_each_type_and_difficulty(seed):
+def test_every_round_has_its_share_of_each_type_and_difficulty():
     kinds = [("a", 1)] * 48 + [("a", 2)] * 12 + [("b", 1)] * 36
     available = [Scenario(f"s{i}", {}, "train", type=kind, difficulty=level) for i, (kind, level) in enumerate(kinds)]
-    for number in range(8):
+    for seed, number in product(range(20), range(8)):
         chosen = choose_scenarios(available, 12, number, seed)
         for (kind, level), share in {("a", 1): 6, ("a", 2): 1.5, ("b", 1): 4.5}.items():
             came = sum((scenario.type, scenario.difficulty) == (kind, level) for scenario in chosen)

@@ -3,6 +3,9 @@ rewrite it, it is several; and in either, what is trained is what was sampled, o
 
 from __future__ import annotations
 
+from itertools import product
+from pathlib import Path
+
 import pytest
 
 from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
@@ -20,14 +23,17 @@ def formats():
     return {name: chat_format(family) for name, family in FAMILIES.items()}
 
 
-@pytest.mark.parametrize("odd", [False, True], ids=["usual", "odd tokens"])
-@pytest.mark.parametrize("whole", [False, True], ids=["continued", "rendered anew"])
 @each_family
-def test_what_was_sampled_is_trained_once_with_its_logprobs(formats, name, whole, odd, tmp_path):
+def test_what_was_sampled_is_trained_once_with_its_logprobs(formats, name, tmp_path):
     """Continued as the embedded engine does, or rendered anew for each answer as a server does; in the tokens that the
     tokenizer would write, or others of the same text."""
     family, chat = FAMILIES[name], formats[name]
-    engine = Scripted(chat, sampled(family, chat, odd=odd), whole=whole)
+    for number, (whole, odd) in enumerate(product([False, True], repeat=2)):
+        (folder := tmp_path / str(number)).mkdir()
+        assert_trained_once(Scripted(chat, sampled(family, chat, odd=odd), whole=whole), folder)
+
+
+def assert_trained_once(engine: Scripted, scratch: Path) -> None:
     trajectory = episode(engine)
     assert trajectory.failure is None
     assert trajectory.success, "a call or an answer was not understood"
@@ -39,7 +45,7 @@ def test_what_was_sampled_is_trained_once_with_its_logprobs(formats, name, whole
     ]
     assert found == engine.said  # after what it really saw, as it was sampled, in order, none left out
     # And so it comes to the loss.
-    learning = Learning(GRPOSpec(), ReferenceLogprobs(tmp_path))
+    learning = Learning(GRPOSpec(), ReferenceLogprobs(scratch))
     tokens = [token for _, answer, _ in engine.said for token in answer]
     logprobs = [logprob for _, _, given in engine.said for logprob in given]
     learning.advantages[trajectory.id] = [1.0] * len(tokens)
@@ -52,7 +58,7 @@ def test_what_was_sampled_is_trained_once_with_its_logprobs(formats, name, whole
 @each_family
 def test_each_history_begins_with_what_the_template_says(formats, name):
     """And goes on only where the template keeps what was said: else the policy would learn after words that it never
-    sees where it is used."""
+    sees where it is used. A demonstration is laid out in the same way."""
     family, chat = FAMILIES[name], formats[name]
     trajectory = episode(Scripted(chat, sampled(family, chat)))
     assert (len(trajectory.histories) > 1) == bool(family.why)
@@ -65,18 +71,12 @@ def test_each_history_begins_with_what_the_template_says(formats, name):
                 chat.tokenizer.decode(history.token_ids[:start]).split()
                 == chat.render(said, trajectory.tools, generate=True).split()
             )  # templates trim
-
-
-@each_family
-def test_a_demonstration_is_laid_out_as_it_would_be_played(formats, name):
-    family, chat = FAMILIES[name], formats[name]
-    played = episode(Scripted(chat, sampled(family, chat)))
-    messages = [to_openai(message) for message in played.histories[-1].messages]
+    messages = [to_openai(message) for message in trajectory.histories[-1].messages]
     if name == "deepseek_r1":
         with pytest.raises(ResourceError, match="renders an assistant message differently from the head"):
-            chat.streams(messages, played.tools)
+            chat.streams(messages, trajectory.tools)
         return
-    streams = chat.streams(messages, played.tools)
+    streams = chat.streams(messages, trajectory.tools)
     learned = [stream.token_ids[start:end] for stream in streams for start, end in stream.spans]
     assert len(learned) == 2 * QUESTIONS
     for tokens, message in zip(
@@ -89,8 +89,10 @@ def test_a_demonstration_is_laid_out_as_it_would_be_played(formats, name):
         ]
 
 
-@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if "strftime_now" in one.template])
-def test_the_day_does_not_show(formats, name):
+def test_the_day_does_not_show(formats):
     """Else the same stage would give other tokens tomorrow."""
-    text = formats[name].render([{"role": "user", "content": "a"}], [], generate=True)
-    assert any(day in text for day in ("01 January 2025", "01 Jan 2025", "January 01, 2025", "2025-01-01"))
+    names = [name for name, family in FAMILIES.items() if "strftime_now" in family.template]
+    assert names
+    for name in names:
+        text = formats[name].render([{"role": "user", "content": "a"}], [], generate=True)
+        assert any(day in text for day in ("01 January 2025", "01 Jan 2025", "January 01, 2025", "2025-01-01")), name

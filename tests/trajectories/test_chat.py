@@ -307,13 +307,14 @@ def test_answers_of_several_tools_are_one_message_for_a_strict_template(make_for
     )
 
 
-@pytest.mark.parametrize("template", [None, HERMES], ids=["chatml", "hermes"])
-@pytest.mark.parametrize("text", ["{", "", "[1]", "null", '"a"', "[" * 100_000])
-def test_arguments_that_are_no_mapping(make_format, template, text):
-    messages = [user("a"), assistant("", ("find-order", {}))]
-    messages[1]["tool_calls"][0]["function"]["arguments"] = text
-    with pytest.raises(EngineError, match="a call of the tool find-order has arguments that are not a JSON object"):
-        make_format(template).render(messages, [FIND], generate=True)
+def test_arguments_that_are_no_mapping(make_format):
+    expected = "a call of the tool find-order has arguments that are not a JSON object"
+    for chat in (make_format(None), make_format(HERMES)):
+        for text in ("{", "", "[1]", "null", '"a"', "[" * 100_000):
+            messages = [user("a"), assistant("", ("find-order", {}))]
+            messages[1]["tool_calls"][0]["function"]["arguments"] = text
+            with pytest.raises(EngineError, match=expected):
+                chat.render(messages, [FIND], generate=True)
 
 
 def test_content_may_be_none(make_format):
@@ -327,24 +328,16 @@ def test_content_may_be_none(make_format):
 # Parsing
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
-        (None, "[find-order(order=K482)]"),
-        (None, '[find-order(order="K482"'),
-        (None, '<tool_call>{"name": "find-order", "arguments": {}}</tool_call>'),
-        (HERMES, "<tool_call>find-order</tool_call>"),
-        (HERMES, '[find-order(order="K482")]'),
-        (HERMES, " spaces stay \n"),
-        (None, " spaces stay \n"),
-        (None, "[" * 50_000),
-    ],
-)
-def test_what_is_no_call_stays_content(make_format, template, text):
-    chat = make_format(template)
-    expected = {"role": "assistant", "content": text}
-    assert chat.parse(chat.encode(text), 0) == expected
-    assert chat.parse([*chat.encode(text), chat.end_id], 0) == expected
+def test_what_is_no_call_stays_content(make_format):
+    pythonic = ["[find-order(order=K482)]", '[find-order(order="K482"', " spaces stay \n", "[" * 50_000]
+    pythonic.append('<tool_call>{"name": "find-order", "arguments": {}}</tool_call>')
+    tagged = ["<tool_call>find-order</tool_call>", '[find-order(order="K482")]', " spaces stay \n"]
+    for template, texts in ((None, pythonic), (HERMES, tagged)):
+        chat = make_format(template)
+        for text in texts:
+            expected = {"role": "assistant", "content": text}
+            assert chat.parse(chat.encode(text), 0) == expected
+            assert chat.parse([*chat.encode(text), chat.end_id], 0) == expected
 
 
 def test_bytes_that_are_no_text(make_format):

@@ -159,10 +159,10 @@ def test_a_page_reads_the_rows_that_it_shows_only(folders, monkeypatch):
     assert 0 < len(read) < 150
 
 
-@pytest.mark.parametrize("count", [1, 4, 9, 200])
-def test_the_sample_for_traces_is_that_of_episodes_in_memory(folders, count):
+def test_the_sample_for_traces_is_that_of_episodes_in_memory(folders):
     rows, _ = in_memory(folders[0])
-    assert sample(StoredTrajectories(folders[0]), count) == sample(rows, count)
+    for count in (1, 4, 9, 200):
+        assert sample(StoredTrajectories(folders[0]), count) == sample(rows, count)
 
 
 def test_scores_of_other_episodes_are_refused(tmp_path):
