@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -26,26 +27,29 @@ def formula(query, key, value, mask, scale):
     return out
 
 
-@pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (6, 1), (9, 3)])
-@pytest.mark.parametrize("length", [1, 2, 5])
-def test_it_is_the_formula(heads, shared, length):
-    generator = torch.Generator().manual_seed(heads * length)
-    query = torch.randn(2, heads, length, 8, generator=generator)
-    key, value = (torch.randn(2, shared, 7, 8, generator=generator) for _ in range(2))
-    mask = torch.rand(2, 1, length, 7, generator=generator) < 0.6
-    mask[..., 0] = True
-    expected = formula(query, key, value, mask, 0.3)
-    for form in (mask, torch.zeros(mask.shape).masked_fill_(~mask, -math.inf)):
-        output, _ = grouped_attention(torch.nn.Module(), query, key, value, form, scaling=0.3)
-        torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+HEADS = [(4, 4), (4, 2), (6, 1), (9, 3)]
+"""Numbers of heads, and of those of keys and values."""
 
 
-@pytest.mark.parametrize("extra", ["softcap", "s_aux", "position_bias"])
-def test_attention_that_needs_more_is_refused(extra):
+def test_it_is_the_formula():
+    for (heads, shared), length in product(HEADS, (1, 2, 5)):
+        generator = torch.Generator().manual_seed(heads * length)
+        query = torch.randn(2, heads, length, 8, generator=generator)
+        key, value = (torch.randn(2, shared, 7, 8, generator=generator) for _ in range(2))
+        mask = torch.rand(2, 1, length, 7, generator=generator) < 0.6
+        mask[..., 0] = True
+        expected = formula(query, key, value, mask, 0.3)
+        for form in (mask, torch.zeros(mask.shape).masked_fill_(~mask, -math.inf)):
+            output, _ = grouped_attention(torch.nn.Module(), query, key, value, form, scaling=0.3)
+            torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_that_needs_more_is_refused():
     tensor = torch.zeros(1, 1, 1, 4)
-    with pytest.raises(ResourceError, match=f"Module needs attention with {extra}"):
-        grouped_attention(torch.nn.Module(), tensor, tensor, tensor, tensor.bool(), **{extra: 1.0})
-    grouped_attention(torch.nn.Module(), tensor, tensor, tensor, torch.ones(1, 1, 1, 1).bool(), **{extra: None})
+    for extra in ("softcap", "s_aux", "position_bias"):
+        with pytest.raises(ResourceError, match=f"Module needs attention with {extra}"):
+            grouped_attention(torch.nn.Module(), tensor, tensor, tensor, tensor.bool(), **{extra: 1.0})
+        grouped_attention(torch.nn.Module(), tensor, tensor, tensor, torch.ones(1, 1, 1, 1).bool(), **{extra: None})
 
 
 def config(family: str, **options):
@@ -82,16 +86,15 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("family", REFUSED)
-def test_models_that_would_be_wrong_are_refused_by_name(family):
-    options, message = REFUSED[family]
-    with pytest.raises(ResourceError, match=f"some-model cannot be run exactly here: it needs .*{message}"):
+def test_models_that_would_be_wrong_are_refused_by_name():
+    for family, (options, message) in REFUSED.items():
+        with pytest.raises(ResourceError, match=f"some-model cannot be run exactly here: it needs .*{message}"):
+            refuse_inexact(config(family, **options), 2048, "some-model")
+
+
+def test_models_that_are_right_are_taken():
+    for family, options in TAKEN.items():
         refuse_inexact(config(family, **options), 2048, "some-model")
-
-
-@pytest.mark.parametrize("family", TAKEN)
-def test_models_that_are_right_are_taken(family):
-    refuse_inexact(config(family, **TAKEN[family]), 2048, "some-model")
 
 
 def test_attention_of_a_trie_and_its_gradient_are_those_of_a_dense_mask():
@@ -125,7 +128,7 @@ def test_the_block_mask_of_a_gpu_is_the_same():
     torch.testing.assert_close(output, ours, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("heads", "shared"), [(4, 4), (4, 2), (6, 1), (9, 3)])
+@pytest.mark.parametrize(("heads", "shared"), HEADS)
 def test_attention_over_shared_prefixes_is_the_formula(heads, shared):
     """Five rows share four tokens, of these two share three more; the last shares nothing and has its own run."""
     generator = torch.Generator().manual_seed(heads)

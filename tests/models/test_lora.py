@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +15,6 @@ from components.models.trained_weights import base_tensors, merge
 from components.models.trained_weights import digest as digest_of
 from components.models.weights import load_model
 from tests.deployment.tiny import write_adapter
-
-
-def change(adapter_dir: Path, **options) -> None:
-    path = adapter_dir / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | options))
 
 
 def test_a_merge_is_pefts(base_dir, adapter_dir, tmp_path):
@@ -141,9 +135,10 @@ def test_the_digest_is_the_formula_written_out(tmp_path):
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_other_formulas_are_refused_by_name(base_dir, adapter_dir, tmp_path):
+    path = adapter_dir / "adapter_config.json"
+    plain = path.read_text()
+    for options, message in (
         ({"use_dora": True}, "adapters with use_dora cannot be merged"),
         ({"use_rslora": True}, "use_rslora"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
@@ -157,12 +152,10 @@ def test_the_digest_is_the_formula_written_out(tmp_path):
         ({"init_lora_weights": "pissa_niter_4"}, "changed the base weights"),
         ({"peft_type": "IA3"}, "an adapter of type IA3"),
         ({"peft_type": None}, "an adapter of type None"),
-    ],
-)
-def test_other_formulas_are_refused_by_name(base_dir, adapter_dir, tmp_path, options, message):
-    change(adapter_dir, **options)
-    with pytest.raises(ArtifactError, match=message):
-        merge(base_dir, adapter_dir, tmp_path / "merged")
+    ):
+        path.write_text(json.dumps(json.loads(plain) | options))
+        with pytest.raises(ArtifactError, match=message):
+            merge(base_dir, adapter_dir, tmp_path / "merged")
 
 
 def test_pefts_defaults_are_no_refusal(base_dir, adapter_dir, tmp_path):
@@ -174,15 +167,13 @@ def test_pefts_defaults_are_no_refusal(base_dir, adapter_dir, tmp_path):
     merge(base_dir, adapter_dir, tmp_path / "merged")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["base_model.model.lm_head.weight", "base_model.model.model.embed_tokens.lora_embedding_A", "lora_A.weight"],
-)
-def test_tensors_that_would_be_left_out_are_refused(base_dir, adapter_dir, tmp_path, name):
+def test_tensors_that_would_be_left_out_are_refused(base_dir, adapter_dir, tmp_path):
     path = adapter_dir / "adapter_model.safetensors"
-    save_file({**load_file(path), name: torch.zeros(2, 2)}, path)
-    with pytest.raises(ArtifactError, match="no plain LoRA of linear layers"):
-        merge(base_dir, adapter_dir, tmp_path / "merged")
+    tensors, embedding = load_file(path), "base_model.model.model.embed_tokens.lora_embedding_A"
+    for name in ("base_model.model.lm_head.weight", embedding, "lora_A.weight"):
+        save_file({**tensors, name: torch.zeros(2, 2)}, path)
+        with pytest.raises(ArtifactError, match="no plain LoRA of linear layers"):
+            merge(base_dir, adapter_dir, tmp_path / "merged")
 
 
 def test_an_adapter_of_another_model(base_dir, adapter_dir, tmp_path):

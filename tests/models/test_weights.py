@@ -167,21 +167,18 @@ def test_a_local_folder_is_taken_as_it_is(base_dir, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
+def test_a_folder_that_is_no_model(base_dir, tmp_path):
+    for missing, message in (
         ("config.json", "lacks config.json$"),
         ("model.safetensors", r"lacks \*\.safetensors \(pickled weights are not read"),
         ("tokenizer", r"lacks a tokenizer \(tokenizer\.json\)$"),
-    ],
-)
-def test_a_folder_that_is_no_model(base_dir, tmp_path, missing, message):
-    copied = shutil.copytree(base_dir, tmp_path / "model")
-    for path in copied.glob(f"{missing}*"):
-        path.unlink()
-    for look in (check_weights, prepare):
-        with pytest.raises(ResourceError, match=message):
-            look(hub(copied), tmp_path / "cache")
+    ):
+        copied = shutil.copytree(base_dir, tmp_path / missing)
+        for path in copied.glob(f"{missing}*"):
+            path.unlink()
+        for look in (check_weights, prepare):
+            with pytest.raises(ResourceError, match=message):
+                look(hub(copied), tmp_path / "cache")
 
 
 def test_pickled_weights_are_refused(base_dir, tmp_path):
@@ -217,22 +214,19 @@ def test_code_that_comes_with_a_model_is_not_run(base_dir, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_config_that_does_not_fit_its_weights_is_refused(base_dir, tmp_path):
+    other = shutil.copytree(base_dir, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    for changes, message in (
         ({"num_hidden_layers": 10**6}, "num_hidden_layers = 1e[+]06: its safetensors files have"),
         ({"vocab_size": 10**12}, "vocab_size = 1e[+]12: its safetensors files have"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers = 'two': expected a positive integer"),
         ({"model_type": "nothing"}, "cannot be built: ValueError"),
         ({"num_attention_heads": 0}, "cannot be built: ZeroDivisionError"),
-    ],
-)
-def test_a_config_that_does_not_fit_its_weights_is_refused(base_dir, tmp_path, changes, message):
-    other = shutil.copytree(base_dir, tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(ResourceError, match=message):
-        load_model(other)
+    ):
+        (other / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(ResourceError, match=message):
+            load_model(other)
 
 
 def test_sizes_by_layer_are_sizes(base_dir, tmp_path):
@@ -255,9 +249,8 @@ def test_a_tokenizer_with_millions_of_added_tokens_is_refused(base_dir, tmp_path
         load_tokenizer(other)
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "value", "message"),
-    [
+def test_a_damaged_file_of_a_tokenizer_is_named(base_dir, tmp_path):
+    for name, keys, value, message in (
         ("tokenizer.json", ("model", "vocab", "A"), 2**31, r"/tokenizer\.json: token id 2147483648: expected an"),
         ("tokenizer.json", ("added_tokens", 0, "id"), "x", r"/tokenizer\.json: token id 'x': expected an integer"),
         ("tokenizer.json", ("added_tokens",), None, r"/tokenizer\.json: added_tokens = None: expected a list"),
@@ -266,21 +259,19 @@ def test_a_tokenizer_with_millions_of_added_tokens_is_refused(base_dir, tmp_path
         ("tokenizer_config.json", ("pad_token",), [], r"of tokenizer_config\.json in .* cannot be built: TypeError"),
         ("tokenizer_config.json", ("tokenizer_class",), 1, r"of tokenizer_config\.json in .* cannot be built: Attr"),
         ("generation_config.json", ("eos_token_id",), "x", r"/generation_config\.json: eos_token_id = 'x': expected"),
-    ],
-)
-def test_a_damaged_file_of_a_tokenizer_is_named(base_dir, tmp_path, name, keys, value, message):
-    read = declared_end if name == "generation_config.json" else vocabulary
-    other = shutil.copytree(base_dir, tmp_path / "other")
-    content = entry = json.loads((other / name).read_text())
-    for key in keys[:-1]:
-        entry = entry[key]
-    entry[keys[-1]] = value
-    (other / name).write_text(json.dumps(content))
-    with pytest.raises(ResourceError, match=message):
-        read(other)
-    (other / name).write_text(json.dumps(content)[:40])
-    with pytest.raises(EspalierError, match=name):
-        read(other)
+    ):
+        read = declared_end if name == "generation_config.json" else vocabulary
+        other = shutil.copytree(base_dir, tmp_path / "-".join(map(str, keys)))
+        content = entry = json.loads((other / name).read_text())
+        for key in keys[:-1]:
+            entry = entry[key]
+        entry[keys[-1]] = value
+        (other / name).write_text(json.dumps(content))
+        with pytest.raises(ResourceError, match=message):
+            read(other)
+        (other / name).write_text(json.dumps(content)[:40])
+        with pytest.raises(EspalierError, match=name):
+            read(other)
 
 
 def test_a_tokenizer_without_chat_template(base_dir, tmp_path):
