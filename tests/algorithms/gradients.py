@@ -323,23 +323,34 @@ def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return float((ours - expected).norm() / expected.norm())
 
 
-def relative_errors(
-    optimizer: Replaces, steps: Sequence[Reading], loss: Callable[[Columns], torch.Tensor]
+def step_errors(
+    optimizer: Replaces,
+    logs: Sequence[Mapping[str, float]],
+    steps: Sequence[Reading],
+    loss: Callable[[Columns], torch.Tensor],
 ) -> list[float]:
-    """Return the relative error of the gradient of each step."""
-    pairs = zip(optimizer.gradients, steps, strict=True)
-    return [relative_error(ours, step.gradient(loss)) for ours, step in pairs]
+    """Return the relative error of the gradient of each step, and the absolute error of the logged loss of each."""
+    gradients = [
+        relative_error(ours, step.gradient(loss)) for ours, step in zip(optimizer.gradients, steps, strict=True)
+    ]
+    losses = [abs(log["loss"] - float(loss(step.columns))) for log, step in zip(logs, steps, strict=True)]
+    return gradients + losses
 
 
 def policy_gradient_errors(bench: Bench, spec: Any, histories: str) -> list[float]:
-    """Return the relative error of the trainer's gradient in each of its two steps."""
+    """Return the errors of the trainer's gradient and loss in each of its two steps. Of a product of ratios only the
+    gradients are compared: the formula, which counts it once for each token, has another value."""
     from components.algorithms.policy_gradient.trainer import train_policy_gradient
 
     batch, policy = bench.batches[histories], bench.policy
     bench.set(bench.start)
     optimizer = Replaces([policy.parameters], bench.after)
-    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    logs: list[dict[str, float]] = []
+    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": logs.append}
     train_policy_gradient(spec, make_context(policy, optimizer, batch.trajectories, **options))
-    return relative_errors(
-        optimizer, batch.steps, lambda columns: papers.policy_gradient(spec, batch.episodes, batch.columns(columns))
-    )
+
+    def loss(columns: Columns) -> torch.Tensor:
+        return papers.policy_gradient(spec, batch.episodes, batch.columns(columns))
+
+    errors = step_errors(optimizer, logs, batch.steps, loss)
+    return errors[:2] if spec.ratio == "sequence" else errors

@@ -1,5 +1,5 @@
-"""Gradients of PPO, including its critic's, equal those of the formula in float64 (`papers_of_ppo`). See
-`test_gradient_matrix`."""
+"""Gradients of PPO, including its critic's, equal those of the formula in float64 (`papers_of_ppo`). Every pair of
+settings is tested; `make test-slow` tests all combinations. See `test_gradient_matrix`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from components.algorithms.ppo.critic import ADAPTER, ValueCritic
 from components.algorithms.ppo.spec import PPOSpec
 from components.algorithms.ppo.trainer import train_ppo
 from tests.algorithms.builders import make_context
-from tests.algorithms.combinations import options
+from tests.algorithms.combinations import covering, options
 from tests.algorithms.gradients import (
     HISTORIES,
     TEMPERATURE,
@@ -25,15 +25,16 @@ from tests.algorithms.gradients import (
     Columns,
     Reading,
     Replaces,
+    flat,
     learned,
     logprobs_and_entropies,
     moved,
     reading,
-    relative_errors,
+    relative_error,
     sampled_places,
 )
 from tests.algorithms.papers_of_ppo import ppo
-from tests.algorithms.test_gradient_matrix import TOLERANCE
+from tests.algorithms.test_gradient_matrix import TOLERANCE, cases
 
 FREE = {name: value for name, value in UNGUARDED.items() if name != "measure_kl"} | {
     "value_pretraining_steps": 0,  # its steps are compared in `test_ppo`
@@ -71,14 +72,6 @@ def combined(kind: str, credit: str, ratio: str, estimator: str) -> PPOSpec:
 
 def varied(kind: str, variation: str) -> PPOSpec:
     return PPOSpec(**FREE | {"value": kind} | VARIED[kind] | VARIATIONS[variation])
-
-
-def specs(kind: str) -> list[PPOSpec]:
-    """Return all specs that are compared."""
-    return [
-        *(combined(kind, *combination) for combination in COMBINATIONS),
-        *(varied(kind, variation) for variation in VARIATIONS),
-    ]
 
 
 class CriticBench:
@@ -123,7 +116,8 @@ class CriticBench:
 
 
 def errors(critics: CriticBench, spec: PPOSpec, histories: str) -> list[float]:
-    """Return the relative error of the trainer's gradient in each of its two steps."""
+    """Return the errors of the trainer's loss and of its gradients, of the policy and of the critic each, in each of
+    its two steps."""
     bench, batch = critics.bench, critics.bench.batches[histories]
     bench.set(bench.start)
     critic = ValueCritic(bench.policy, spec)
@@ -131,7 +125,8 @@ def errors(critics: CriticBench, spec: PPOSpec, histories: str) -> list[float]:
         for name, parameter in critic.parameters.items():
             parameter.copy_(critics.start[name])
     optimizer = Replaces([bench.policy.parameters, critic.parameters], critics.after)
-    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": lambda _: None}
+    logs: list[dict[str, float]] = []
+    options = {"step": 0, "seed": 0, "scratch": bench.scratch(), "on_step": logs.append}
     train_ppo(spec, make_context(bench.policy, optimizer, batch.trajectories, critic=critic, **options))
     steps = critics.steps(histories)
     old_values = batch.split(steps[0].columns["value"])
@@ -139,7 +134,15 @@ def errors(critics: CriticBench, spec: PPOSpec, histories: str) -> list[float]:
     def loss(columns: Columns) -> torch.Tensor:
         return ppo(spec, batch.episodes, batch.columns(columns), batch.split(columns["value"]), old_values)
 
-    return relative_errors(optimizer, steps, loss)
+    of_policy = flat({n: torch.full_like(tensor, ".default." in n) for n, tensor in critics.start.items()}).bool()
+    result: list[float] = []
+    for ours, log, step in zip(optimizer.gradients, logs, steps, strict=True):
+        expected = step.gradient(loss)
+        result += [relative_error(ours[part], expected[part]) for part in (of_policy, ~of_policy)]
+        if spec.ratio != "sequence":  # see `policy_gradient_errors`
+            result.append(abs(log["loss"] - float(loss(step.columns))))
+    assert [0 < log["value_clip_fraction"] < 1 for log in logs] == [False, spec.value_clip is not None]
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -147,16 +150,16 @@ def critics(bench) -> dict[str, CriticBench]:
     return {kind: CriticBench(bench, kind) for kind in KINDS}
 
 
-@pytest.mark.parametrize("histories", HISTORIES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("combination", COMBINATIONS, ids=", ".join)
-def test_the_gradient_is_that_of_the_formula(critics, combination, kind, histories):
-    assert max(errors(critics[kind], combined(kind, *combination), histories)) <= TOLERANCE
+ALL = [(*combination, kind, histories) for combination, kind, histories in product(COMBINATIONS, KINDS, HISTORIES)]
+ALL_VARIED = list(product(VARIATIONS, KINDS, HISTORIES))
 
 
-@pytest.mark.parametrize("histories", HISTORIES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("variation", VARIATIONS)
+@pytest.mark.parametrize(("credit", "ratio", "estimator", "kind", "histories"), cases(ALL, covering(ALL)))
+def test_the_gradient_is_that_of_the_formula(critics, credit, ratio, estimator, kind, histories):
+    assert max(errors(critics[kind], combined(kind, credit, ratio, estimator), histories)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("variation", "kind", "histories"), cases(ALL_VARIED, covering(ALL_VARIED)))
 def test_so_is_that_of_each_other_setting(critics, variation, kind, histories):
     assert max(errors(critics[kind], varied(kind, variation), histories)) <= TOLERANCE
 

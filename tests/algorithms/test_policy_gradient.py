@@ -15,13 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from components.algorithms.policy_gradient.spec import (
-    CISPOSpec,
-    DAPOSpec,
     DrGRPOSpec,
     GRPOSpec,
-    GSPOSpec,
     ReinforcePPSpec,
-    RLOOSpec,
 )
 from components.algorithms.policy_gradient.trainer import _backward, prepare, train_policy_gradient
 from components.errors import ArtifactError, TrainingDiverged
@@ -140,19 +136,12 @@ def by_group(trajectories: list[Trajectory]) -> list[list[Trajectory]]:
     return [[trajectory for trajectory in trajectories if trajectory.group == name] for name in names]
 
 
-COMMON = {"learning_rate": 1e-3, "weight_decay": 0.01, "pack_tokens": 64}
 VARIANTS = {
-    # `test_gradient_matrix` covers the gradients of all settings; these tests cover loss, metrics and AdamW's step.
+    # `test_gradient_matrix` compares losses and gradients of all settings; these tests are about AdamW's step.
     "grpo": SPEC,
-    "dr_grpo": DrGRPOSpec(**COMMON, constant_length=20),
-    "dapo": DAPOSpec(**COMMON, overlong=10, overlong_buffer=4),
-    "gspo": GSPOSpec(**COMMON, clip_low=0.1, clip_high=0.1),
-    "cispo": CISPOSpec(**COMMON).model_copy(update={"clip_low": 0.2, "clip_high": 0.3}),
-    "rloo": RLOOSpec(**COMMON),
-    "reinforce_pp": ReinforcePPSpec(**COMMON),
+    "reinforce_pp": ReinforcePPSpec(learning_rate=1e-3, weight_decay=0.01, pack_tokens=64),
     "turns": SPEC.model_copy(update={"credit": "turns", "discount": 0.9}),
     "truncated by token": SPEC.model_copy(update={"correction": "truncate", "correction_limit": 1.3}),
-    "masked by sequence": SPEC.model_copy(update={"correction": "mask", "correction_level": "sequence"}),
 }
 
 
@@ -172,7 +161,7 @@ def test_one_step_is_the_papers(run, base_dir, start, name):
     loss, norm, expected = reference_step(spec, base_dir, by_group(varied()))
     assert log["loss"] == pytest.approx(loss, abs=1e-5)
     assert log["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    if not spec.token_weights and spec.objective == "clip" and spec.ratio == "token":
+    if not spec.token_weights:
         assert 0.05 < log["clip_fraction"] < 0.95  # the test covers both branches of the clip
     before, after = adapter(start), adapter(out)
     moved = {name: after[name] - before[name] for name in after}

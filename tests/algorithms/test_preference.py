@@ -1,5 +1,6 @@
-"""Preference losses compared with the formulas and with TRL's; their gradients compared with a plain model, one episode
-at a time."""
+"""Preference losses compared with the formulas and with TRL's, and trainings with files.
+
+`test_gradient_matrix_episodes` compares losses and gradients of trainings with the formulas."""
 
 from __future__ import annotations
 
@@ -22,11 +23,7 @@ from tests.algorithms.builders import (
     batch,
     make_context,
     make_policy,
-    plain_logprobs,
-    plain_model,
-    relative_difference,
     train,
-    trainable,
 )
 
 COMMON = {"learning_rate": 1e-3, "pack_tokens": 64, "batch_size": 64, "max_grad_norm": 1e9}
@@ -104,110 +101,6 @@ def episodes() -> list[Trajectory]:
     return batch(seed=2, groups=3, size=3)
 
 
-def totals(model, trajectories, grad: bool) -> dict[str, torch.Tensor]:
-    """Return the log-probability of each episode, over its sampled tokens only."""
-    with torch.set_grad_enabled(grad):
-        result = {}
-        for trajectory in trajectories:
-            (h,) = trajectory.histories
-            logprob_T = plain_logprobs(model, h.token_ids, 1.0)
-            result[trajectory.id] = sum(
-                logprob_T[index - 1] for index, sampled in enumerate(h.sampled_mask()) if sampled
-            )
-        return result
-
-
-def tokens(trajectory: Trajectory) -> int:
-    return sum(trajectory.histories[0].sampled_mask())
-
-
-def written_out(spec: PreferenceSpec, trajectories: list[Trajectory], model) -> torch.Tensor:
-    logprobs = totals(model, trajectories, grad=True)
-    with model.disable_adapter():
-        reference = totals(model, trajectories, grad=False)
-    if isinstance(spec, KTOSpec):
-        # Each with the answers of the next episode of another scenario, in the shuffled order of the batch.
-        shuffled = list(trajectories)
-        random.Random("0-4-0").shuffle(shuffled)
-        mismatched = []
-        for index, trajectory in enumerate(shuffled):
-            following = [*shuffled[index + 1 :], *shuffled[:index]]
-            other = next(other for other in following if other.group != trajectory.group)
-            (history_,), (other_history,) = trajectory.histories, other.histories
-            prompt = history_.sampled_mask().index(True)
-            start = other_history.sampled_mask().index(True)
-            ids = [*history_.token_ids[:prompt], *other_history.token_ids[start:]]
-            mask = [*history_.sampled_mask()[:prompt], *other_history.sampled_mask()[start:]]
-            values = []
-            for disabled in (False, True):
-                with torch.no_grad():
-                    if disabled:
-                        with model.disable_adapter():
-                            logprob_T = plain_logprobs(model, ids, 1.0)
-                    else:
-                        logprob_T = plain_logprobs(model, ids, 1.0)
-                values.append(sum(logprob_T[index - 1] for index, sampled in enumerate(mask) if sampled))
-            mismatched.append(values[0] - values[1])
-        kl = max(sum(mismatched) / len(mismatched), torch.tensor(0.0))
-        assert kl > 0, "a reference point of 0 would show nothing"
-        losses = []
-        for trajectory in trajectories:
-            ratio = logprobs[trajectory.id] - reference[trajectory.id]
-            good = trajectory.reward >= spec.threshold
-            value = 1 - torch.sigmoid(spec.beta * (ratio - kl if good else kl - ratio))
-            losses.append(value * (spec.good_weight if good else spec.bad_weight))
-        return sum(losses) / len(losses)
-    pairs = []
-    for name in dict.fromkeys(trajectory.group for trajectory in trajectories):
-        ranked = sorted(
-            (trajectory for trajectory in trajectories if trajectory.group == name),
-            key=lambda trajectory: -trajectory.reward,
-        )
-        pairs += (
-            [(ranked[0], ranked[-1])]
-            if spec.pairs == "best_worst"
-            else [(a, b) for i, a in enumerate(ranked) for b in ranked[i + 1 :]]
-        )
-    losses = []
-    for better, worse in pairs:
-        c, r, cr, rr = logprobs[better.id], logprobs[worse.id], reference[better.id], reference[worse.id]
-        if spec.name == "dpo":
-            h = spec.beta * ((c - cr) - (r - rr))
-            e = spec.label_smoothing
-            losses.append(-(1 - e) * torch.log(torch.sigmoid(h)) - e * torch.log(torch.sigmoid(-h)))
-        elif spec.name == "ipo":
-            losses.append(((c - cr) / tokens(better) - (r - rr) / tokens(worse) - 1 / (2 * spec.beta)) ** 2)
-        else:
-            p, q = torch.exp(c / tokens(better)), torch.exp(r / tokens(worse))
-            losses.append(-spec.beta * torch.log(torch.sigmoid(torch.log(p / (1 - p)) - torch.log(q / (1 - q)))))
-    loss = sum(losses) / len(losses)
-    if spec.name == "orpo":
-        loss = loss - sum(logprobs[better.id] for better, _ in pairs) / sum(tokens(better) for better, _ in pairs)
-    return loss
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_loss_and_gradient_are_the_papers(base_dir, tmp_path, name):
-    spec = SPECS[name]
-    policy = make_policy(base_dir, seed=6)  # with a reference point of KTO above 0
-    plain = plain_model(base_dir, policy)
-    loss = written_out(spec, episodes(), plain)
-    loss.backward()
-    expected = {key: parameter.grad for key, parameter in trainable(plain).items()}
-    grads: dict[str, torch.Tensor] = {}
-    optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
-    optimizer.register_step_pre_hook(
-        lambda *_: grads.update({key: p.grad.clone() for key, p in policy.parameters.items()})
-    )
-    logs: list[dict[str, float]] = []
-    options = {"base_dir": base_dir, "step": 4, "scratch": tmp_path, "on_step": logs.append}
-    step, metrics = spec.build(make_context(policy, optimizer, episodes(), **options)).train()
-    assert step == 5
-    assert logs[0]["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
-    assert relative_difference(grads, expected) <= 1e-5
-    assert metrics["examples"] == {"dpo": 3, "dpo, smoothed": 9, "ipo": 9, "orpo": 3, "kto": 9}[name]
-
-
 @pytest.mark.parametrize("sizes", [[3, 3, 3], [6, 1, 2], [8, 1], [5]])
 def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, tmp_path, sizes):
     """If all episodes are of one scenario, it is measured with another episode of that scenario."""
@@ -248,11 +141,12 @@ def run(base_dir, folder, spec, trajectories, **more):
 @pytest.mark.parametrize("name", SPECS)
 def test_training_raises_the_margin(base_dir, tmp_path, name):
     spec = SPECS[name].model_copy(update={"epochs": 8, "learning_rate": 5e-3})
-    _, _, logs = run(base_dir, tmp_path, spec, episodes())
+    _, metrics, logs = run(base_dir, tmp_path, spec, episodes())
     assert logs[-1]["margin"] > logs[0]["margin"] + 0.01
     assert logs[-1]["loss"] < logs[0]["loss"]
     if name != "kto":
         assert logs[-1]["accuracy"] == 1.0
+    assert metrics["examples"] == {"dpo": 3, "dpo, smoothed": 9, "ipo": 9, "orpo": 3, "kto": 9}[name]
 
 
 def test_what_the_policy_did_not_sample_changes_no_gradient_but_through_what_follows(base_dir, tmp_path):

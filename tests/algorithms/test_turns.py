@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -39,17 +40,17 @@ def token_advantages(base_dir, tmp_path, spec: GRPOSpec, group: list[Trajectory]
     return [learning.advantages[trajectory.id][::2] for trajectory in group]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("spec", [GRPOSpec, RLOOSpec])
-@pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0, 1.0], [0.0, 1.0], [-2.0, 0.0, 5.0]])
-def test_identical_episodes_have_no_advantage(base_dir, tmp_path, form, spec, rewards):
+def test_identical_episodes_have_no_advantage(base_dir, tmp_path):
     """With a single baseline for all turns, four episodes with a reward of 1 in each of four turns would have
     advantages of 1.34, 0.45, -0.45 and -1.34."""
-    group = [episode(sample, list(rewards)) for sample in range(4)]
-    settings = spec(credit="turns", turn_baseline=form, kl_coefficient=0.0)
-    remaining, learning = prepare(settings, make_context(make_policy(base_dir), None, group, scratch=tmp_path))
-    assert remaining == []
-    assert all(value == 0.0 for values in learning.advantages.values() for value in values)
+    policy = make_policy(base_dir)
+    series = [[1.0, 1.0, 1.0, 1.0], [0.0, 1.0], [-2.0, 0.0, 5.0]]
+    for form, spec, rewards in product(FORMS, [GRPOSpec, RLOOSpec], series):
+        group = [episode(sample, list(rewards)) for sample in range(4)]
+        settings = spec(credit="turns", turn_baseline=form, kl_coefficient=0.0)
+        remaining, learning = prepare(settings, make_context(policy, None, group, scratch=tmp_path))
+        assert remaining == [], (form, spec, rewards)
+        assert all(value == 0.0 for values in learning.advantages.values() for value in values), (form, spec, rewards)
 
 
 def test_a_good_late_turn_is_not_pushed_down(base_dir, tmp_path):
@@ -131,16 +132,17 @@ def test_the_total_return_of_an_episode_is_not_discounted(base_dir, tmp_path):
     assert token_advantages(base_dir, tmp_path, spec, group) == [[0.0, 0.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_turn_answers_for_the_length_of_its_episode(base_dir, tmp_path, form):
+def test_every_turn_answers_for_the_length_of_its_episode(base_dir, tmp_path):
     """The length penalty is part of the last step reward: it reduces the return of each turn of the second episode,
     whose 4 tokens reach the full penalty, by 1."""
     plain, long = episode(0, [0.0, 0.0]), episode(1, [0.0, 0.0])
     plain.histories[0].messages[3].span = None  # one turn fewer: 2 tokens
     plain.step_rewards = [0.0]
-    spec = GRPOSpec(credit="turns", turn_baseline=form, scale="none", overlong=4, overlong_buffer=2)
-    _, learning = prepare(spec, make_context(make_policy(base_dir), None, [plain, long], scratch=tmp_path))
-    assert learning.advantages[plain.id][0] > 0 > learning.advantages[long.id][0]
+    policy = make_policy(base_dir)
+    for form in FORMS:
+        spec = GRPOSpec(credit="turns", turn_baseline=form, scale="none", overlong=4, overlong_buffer=2)
+        _, learning = prepare(spec, make_context(policy, None, [plain, long], scratch=tmp_path))
+        assert learning.advantages[plain.id][0] > 0 > learning.advantages[long.id][0], form
 
 
 @pytest.mark.parametrize("baseline", ["group", "batch"])

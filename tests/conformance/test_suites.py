@@ -57,20 +57,17 @@ def test_tau_bench_cases_follow_its_comparisons():
 PLAYED = Item("a", [{"role": "user", "content": "2 * 3"}], [{"role": "assistant", "content": "#### 6"}], "6", True)
 
 
-@pytest.mark.parametrize(
-    ("content", "value", "epochs", "difference"),
-    [
+def test_samples_of_inspect_are_compared_with_the_episode():
+    for content, value, epochs, difference in (
         ("#### 6", "C", EPOCHS, ""),
         ("#### 7", "C", EPOCHS, "message 0"),
         ("#### 6", "I", EPOCHS, "success = True, Inspect False"),
         ("#### 6", "C", 1, "1 epochs"),
-    ],
-)
-def test_samples_of_inspect_are_compared_with_the_episode(content, value, epochs, difference):
-    messages = [*PLAYED.prompt, {"role": "assistant", "content": content}]
-    sample = {"epoch": 1, "messages": messages, "scores": {"final_number": {"value": value}}}
-    assert difference in compare(PLAYED, [sample] * epochs)
-    assert bool(compare(PLAYED, [sample] * epochs)) == bool(difference)
+    ):
+        messages = [*PLAYED.prompt, {"role": "assistant", "content": content}]
+        sample = {"epoch": 1, "messages": messages, "scores": {"final_number": {"value": value}}}
+        assert difference in compare(PLAYED, [sample] * epochs)
+        assert bool(compare(PLAYED, [sample] * epochs)) == bool(difference)
 
 
 def test_client_program_says_how_it_is_called():

@@ -74,29 +74,25 @@ def test_react_shows_every_tool_and_reads_calls_and_answers():
     assert first["function"] == {"name": "look", "arguments": "{}"}
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("I think so.", 'no action: end with a line "Action: ..." or "Answer: ..."'),
-        ("", "no action"),
-        ("Action:", "no tool"),
-        ("Action: refund order K1", "expected arguments as JSON"),
-        ('Action: refund {"order": ', "expected arguments as JSON"),
-    ],
-)
-def test_what_cannot_be_read_is_told(text, told):
+def test_what_cannot_be_read_is_told():
     react, *_ = opened("react", Shop(train=2, heldout=1))
-    with pytest.raises(formats.UnparsedAction, match=told):
-        react.read(said(text))
+    for text, message in {
+        "I think so.": 'no action: end with a line "Action: ..." or "Answer: ..."',
+        "": "no action",
+        "Action:": "no tool",
+        "Action: refund order K1": "expected arguments as JSON",
+        'Action: refund {"order": ': "expected arguments as JSON",
+    }.items():
+        with pytest.raises(formats.UnparsedAction, match=message):
+            react.read(said(text))
 
 
-@pytest.mark.parametrize(
-    "text", ["[find_order(order=K1)]", 'Well.\n[find_order(order="K1"', '<tool_call>{"name": find_order}</tool_call>']
-)
-def test_a_native_call_that_the_engine_could_not_read_is_told(text):
+def test_a_native_call_that_the_engine_could_not_read_is_told():
     native, *_ = opened("native", Shop(train=2, heldout=1))
-    with pytest.raises(formats.UnparsedAction, match="this call of a tool cannot be read"):
-        native.read(said(text))
+    tagged = '<tool_call>{"name": find_order}</tool_call>'
+    for text in ("[find_order(order=K1)]", 'Well.\n[find_order(order="K1"', tagged):
+        with pytest.raises(formats.UnparsedAction, match="this call of a tool cannot be read"):
+            native.read(said(text))
     assert native.read(said("I called [find_order].")) == said("I called [find_order].")
     alone, *_ = opened("native", Door())
     assert alone.read(said("[find_order(1)]")) == said("[find_order(1)]")  # no tool of this environment
@@ -167,19 +163,19 @@ def test_a_demonstration_reads_as_what_it_shows(name):
     assert seen == ("Observation: It opens." if name == "react" else "It opens.")
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_the_solutions_of_the_shop_are_written_and_read_back(number):
+def test_the_solutions_of_the_shop_are_written_and_read_back():
     shop = Shop(train=6, heldout=1)
-    scenario = shop.scenarios("train")[number]
-    (shown,) = demonstrate(lambda: shop, [scenario], Presentation("react"))
-    assert shown.success
+    scenarios = shop.scenarios("train")
+    demonstrations = demonstrate(lambda: shop, scenarios, Presentation("react"))
     react, *_ = opened("react", shop)
-    written = [message.content for message in shown.histories[0].messages if message.role == "assistant"]
-    for text, action in zip(written, shop.solve(scenario), strict=True):
-        read = react.read(said(text))
-        if calls := action.get("tool_calls"):
-            ours = read["tool_calls"][0]["function"]
-            theirs = calls[0]["function"]
-            assert (ours["name"], json.loads(ours["arguments"])) == (theirs["name"], json.loads(theirs["arguments"]))
-        else:
-            assert read["content"] == action["content"]
+    for scenario, shown in zip(scenarios, demonstrations, strict=True):
+        assert shown.success
+        written = [message.content for message in shown.histories[0].messages if message.role == "assistant"]
+        for text, action in zip(written, shop.solve(scenario), strict=True):
+            read = react.read(said(text))
+            if calls := action.get("tool_calls"):
+                ours, expected = read["tool_calls"][0]["function"], calls[0]["function"]
+                assert ours["name"] == expected["name"]
+                assert json.loads(ours["arguments"]) == json.loads(expected["arguments"])
+            else:
+                assert read["content"] == action["content"]

@@ -437,19 +437,16 @@ def test_a_name_that_no_agent_can_have_is_refused():
             assert caught.value.code == 404
 
 
-@pytest.mark.parametrize(
-    ("returned", "outcome"),
-    [
-        (1, {"reward": 1.0}),
-        (True, {"reward": 1.0}),
-        (None, {}),
-        ({"success": True, "steps": 3}, {"success": True, "steps": 3}),
-    ],
-)
-def test_what_it_returns_is_the_outcome(returned, outcome):
-    (trajectory, *_) = played(lambda scenario: returned)
-    assert trajectory.failure is None
-    assert trajectory.outcome == outcome
+def returning(values: list) -> list[Trajectory]:
+    """Return an episode of agents that return these values, in order."""
+    return played(lambda scenario: values[scenario.input["number"]], count=len(values), group_size=1)
+
+
+def test_what_it_returns_is_the_outcome():
+    trajectories = returning([1, True, None, {"success": True, "steps": 3}])
+    assert [trajectory.failure for trajectory in trajectories] == [None] * 4
+    expected = [{"reward": 1.0}, {"reward": 1.0}, {}, {"success": True, "steps": 3}]
+    assert [trajectory.outcome for trajectory in trajectories] == expected
 
 
 def test_a_trajectory_of_its_own_is_taken():
@@ -464,11 +461,18 @@ def test_a_trajectory_of_its_own_is_taken():
     assert [message.content for message in first.histories[0].messages] == ["a", "b"]
 
 
-@pytest.mark.parametrize("returned", ["good", float("nan"), {"x": float("inf")}, {"f": open}, object()])
-def test_what_it_may_not_return_fails_the_episode(returned):
-    (trajectory, *_) = played(lambda scenario: returned)
-    assert trajectory.failure is not None
-    assert (trajectory.failure.boundary, trajectory.failure.kind) == ("agent", "AgentError")
+def test_what_it_may_not_return_fails_the_episode():
+    own = [
+        {"outcome": {"success": "no"}},
+        {"outcome": {"x": {1}}},
+        {"step_rewards": [float("nan")]},
+        {"metrics": {"m": "x"}},
+    ]
+    trajectories = [Trajectory("mine", scenarios(1)[0], 0, [], **changes) for changes in own]
+    values = ["good", float("nan"), {"x": float("inf")}, {"f": open}, object(), *trajectories]
+    for value, trajectory in zip(values, returning(values), strict=True):
+        assert trajectory.failure is not None, value
+        assert (trajectory.failure.boundary, trajectory.failure.kind) == ("agent", "AgentError"), value
 
 
 def test_an_agent_that_raises_fails_its_episode_and_keeps_what_was_said():
@@ -680,25 +684,6 @@ def test_a_thread_that_hangs_has_its_environment_to_itself():
     assert [trajectory.failure is None for trajectory in trajectories] == [False, True, True, True]
     assert used[1] != used[0]
     assert len(set(used[1:])) == 1
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"outcome": {"success": "no"}},
-        {"outcome": {"x": {1}}},
-        {"step_rewards": [float("nan")]},
-        {"metrics": {"m": "x"}},
-    ],
-    ids=str,
-)
-def test_a_trajectory_of_its_own_is_checked(changes):
-    def agent(scenario):
-        return Trajectory("mine", scenario, 0, [], **changes)
-
-    (trajectory, *_) = played(agent)
-    assert trajectory.failure is not None
-    assert trajectory.failure.kind == "AgentError"
 
 
 def test_an_object_may_be_an_agent():

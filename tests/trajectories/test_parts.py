@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from components.trajectories.groups import aside
 from components.trajectories.parts import main_of, part_of
 from components.trajectories.schema import Scenario, Trajectory
@@ -11,17 +9,14 @@ from components.trajectories.schema import Scenario, Trajectory
 SCENARIO = Scenario("s", {}, "train")
 
 
-@pytest.mark.parametrize(
-    ("scenario", "policy", "part"),
-    [
+def test_a_part_is_named_by_the_group_or_by_who_showed_it():
+    for scenario, policy, part in (
         (SCENARIO, "base", ""),
         (aside(SCENARIO, "second"), "base", "second"),
         (SCENARIO, "teacher", "teacher"),
         (SCENARIO, "demonstration", "demonstration"),
-    ],
-)
-def test_a_part_is_named_by_the_group_or_by_who_showed_it(scenario, policy, part):
-    assert part_of(Trajectory(f"{scenario.id}/0", scenario, 0, [], policy=policy)) == part
+    ):
+        assert part_of(Trajectory(f"{scenario.id}/0", scenario, 0, [], policy=policy)) == part
 
 
 def test_who_plays_alone_is_the_main_part():

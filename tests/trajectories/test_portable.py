@@ -45,9 +45,9 @@ def test_it_says_what_the_rollout_says(make_format, template, messages):
             assert served(chat, messages, tools, generate) == chat.render(messages, tools, generate=generate)
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
-def test_so_it_is_for_every_family_of_models(family):
-    chat = chat_format(family)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_so_it_is_for_every_family_of_models(name):
+    chat = chat_format(FAMILIES[name])
     call = {"order": "K482", "from": ["Grüße", 1.5, True, None, {"deep er": {}}], "no word": "x"}
     talk = [*TALK[:2], assistant("Let me see.", ("find-order", call), ("now", {})), tool("a"), tool("b", 1), *TALK[4:]]
     for tools in TOOLS:
