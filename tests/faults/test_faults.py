@@ -52,7 +52,7 @@ def undisturbed(tmp_path_factory) -> FinishedRun:
 
 
 def test_killed_at_random_moments_it_ends_in_the_same_bytes(tmp_path):
-    small = ["rounds=1", "evaluate.scenarios=8", "collect.scenarios=4", "warmup.demonstrations=8"]
+    small = ["rounds=1", "evaluate.scenarios=8", "collect.scenarios=4", "algorithm.epochs=1", "agent.max_tokens=30"]
     found = kill.run(2, 1, tmp_path, small)
     assert found["kills"] == 2
     wrong = ("stages_that_differ", "episodes_not_as_declared", "stages_made_twice", "processes_left")

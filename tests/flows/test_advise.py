@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.errors import EspalierError, SpecError
+from components.errors import SpecError
 from flows import advise as command
 from flows.advice.advice import advise
 from flows.advice.rules import ADDITIONS, RULES
@@ -49,22 +50,16 @@ def test_every_rule_has_a_situation():
 
 
 @pytest.mark.parametrize("method", SITUATIONS)
-def test_every_rule_applies_and_composes(method):
+def test_every_rule_applies_and_composes_with_and_without_additions(method):
     advice = advise(SITUATIONS[method])
     assert advice.method == method
     assert composed(advice)
-
-
-@pytest.mark.parametrize("method", SITUATIONS)
-@pytest.mark.parametrize(
-    "changes", [{"tight": True, "slow": True}, {"compute": "gpu"}, {"compute": "cluster"}], ids=str
-)
-def test_additions_compose_with_every_rule(method, changes):
     rule = next(rule for rule in RULES if rule.method == method)
-    situation = Situation(**{**vars(SITUATIONS[method]), **changes})
+    compute = ("gpu", "cluster")[RULES.index(rule) % 2]
+    situation = replace(SITUATIONS[method], tight=True, slow=True, compute=compute)
     advice = advise(situation)
     additions = [addition for addition in ADDITIONS if addition.applies(situation, rule)]
-    assert additions
+    assert len(additions) >= 2
     for addition in additions:
         assert set(addition.overrides) <= set(advice.overrides)
         assert addition.reason in advice.reason
@@ -144,46 +139,33 @@ def test_an_mcp_server_alone_is_one_command(capsys):
     assert any("replace my_server.py" in note for note in advice["notes"])
 
 
-@pytest.mark.parametrize("further", [["--judge", "anthropic/claude-sonnet-4-5"], ["--labels", "100"]], ids=str)
-def test_an_mcp_server_with_more_gets_its_tasks_first(capsys, further):
+def test_an_mcp_server_with_more_gets_its_tasks_first_and_one_with_tasks_no_author(capsys):
     server = "environment.command=[python,shop_server.py]"
-    code, out, err = run(capsys, "--environment", "mcp", "--json", *further, server)
-    assert code == 0, err
-    first, _, second = json.loads(out)["command"].partition(" && ")
-    assert first.endswith("-- python shop_server.py")
-    assert shlex.quote(server) in second
-    assert "environment.scenarios=tasks.json" in second
-
-
-def test_an_mcp_server_with_tasks_needs_no_author(capsys):
-    code, out, err = run(
-        capsys,
-        "--environment",
-        "mcp",
-        "--json",
-        "environment.command=[server]",
-        f"environment.scenarios={TASKS}",
-        "collect.scenarios=2",
-    )
+    for further in (["--judge", "anthropic/claude-sonnet-4-5"], ["--labels", "100"]):
+        code, out, err = run(capsys, "--environment", "mcp", "--json", *further, server)
+        assert code == 0, err
+        first, _, second = json.loads(out)["command"].partition(" && ")
+        assert first.endswith("-- python shop_server.py")
+        assert shlex.quote(server) in second
+        assert "environment.scenarios=tasks.json" in second
+    tasks = [f"environment.scenarios={TASKS}", "collect.scenarios=2"]
+    code, out, err = run(capsys, "--environment", "mcp", "--json", server, *tasks)
     assert code == 0, err
     assert " && " not in json.loads(out)["command"]
     assert "+experiment=mcp_rl" not in json.loads(out)["command"]
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ('{"prompt": "q", "chosen": "a", "rejected": "b"}\n' * 2, {"preferences": 2, "form": "pairs"}),
-        ('{"prompt": "q", "completion": "b", "label": true}\n', {"preferences": 1, "form": "thumbs"}),
-        ('{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n', {"labels": 1}),
-        ('{"question": "q", "answer": "a"}\n', {"environment": "dataset", "columns": ("question", "answer")}),
-    ],
-)
-def test_the_content_of_a_file_is_recognized(tmp_path, rows, expected):
+def test_the_content_of_a_file_is_recognized(tmp_path):
     path = tmp_path / "data.jsonl"
-    path.write_text(rows)
-    assert with_data({}, str(path)) == {**expected, "data": str(path)}
-    assert with_data({"labels": 7, "compute": "gpu"}, str(path))["labels"] == 7
+    for rows, expected in {
+        '{"prompt": "q", "chosen": "a", "rejected": "b"}\n' * 2: {"preferences": 2, "form": "pairs"},
+        '{"prompt": "q", "completion": "b", "label": true}\n': {"preferences": 1, "form": "thumbs"},
+        '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n': {"labels": 1},
+        '{"question": "q", "answer": "a"}\n': {"environment": "dataset", "columns": ("question", "answer")},
+    }.items():
+        path.write_text(rows)
+        assert with_data({}, str(path)) == {**expected, "data": str(path)}
+        assert with_data({"labels": 7, "compute": "gpu"}, str(path))["labels"] == 7
 
 
 def test_a_file_becomes_part_of_the_command(tmp_path, capsys):
@@ -205,46 +187,36 @@ def test_a_file_becomes_part_of_the_command(tmp_path, capsys):
     assert json.loads(out)["command"].endswith(f"environment=retail algorithm=grpo data.path={shown}")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"chosen": 1}\n', "no form fits the columns chosen"),
-        ("", "is empty"),
-        ("[1, 2", "no row can be read"),
-    ],
-)
-def test_a_file_without_known_rows_is_refused(tmp_path, capsys, text, message):
+def test_a_file_without_known_rows_is_refused(tmp_path, capsys):
     path = tmp_path / "data.jsonl"
-    path.write_text(text)
-    with pytest.raises(EspalierError, match=re.escape(message)):
-        with_data({}, str(path))
-    code, _, err = run(capsys, "--data", str(path))
-    assert code == 2
-    assert message in err
+    for text, message in {
+        '{"chosen": 1}\n': "no form fits the columns chosen",
+        "": "is empty",
+        "[1, 2": "no row can be read",
+    }.items():
+        path.write_text(text)
+        code, _, err = run(capsys, "--data", str(path))
+        assert (code, message in err) == (2, True), err
     assert run(capsys, "--data", str(tmp_path / "missing.jsonl"))[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "got no option, and asks on a terminal only"),
-        (["--environment", "none"], "--labels: 0: there is nothing to learn from"),
-        (["--preferences", "5"], "have no form; expected --pairs, --thumbs or --ranked"),
-        (["--pairs"], "needs the number of preferences"),
-        (["--labels", "-1"], "is -1; expected 0 or more"),
-        (["--judge", "maybe"], "is 'maybe'; expected yes, no or PROVIDER/MODEL"),
-        (["--environment", "movie", "--success", "no"], "reports no success, and there is no judge"),
-        (["--teacher", "organisation/large"], "a teacher or a judge needs episodes"),
-        (["--environment", "nowhere"], "'nowhere': expected one of agentgym"),
-        (["--environment", "agentgym"], "environment.url: needs a value"),
-        (["--environment", "shop", "rounds=-1"], "rounds"),
-    ],
-)
-def test_refusals_are_sentences(capsys, monkeypatch, arguments, message):
+def test_refusals_are_sentences(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    code, out, err = run(capsys, *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
+    for arguments, message in {
+        "": "got no option, and asks on a terminal only",
+        "--environment none": "--labels: 0: there is nothing to learn from",
+        "--preferences 5": "have no form; expected --pairs, --thumbs or --ranked",
+        "--pairs": "needs the number of preferences",
+        "--labels -1": "is -1; expected 0 or more",
+        "--judge maybe": "is 'maybe'; expected yes, no or PROVIDER/MODEL",
+        "--environment movie --success no": "reports no success, and there is no judge",
+        "--teacher organisation/large": "a teacher or a judge needs episodes",
+        "--environment nowhere": "'nowhere': expected one of agentgym",
+        "--environment agentgym": "environment.url: needs a value",
+        "--environment shop rounds=-1": "rounds",
+    }.items():
+        code, out, err = run(capsys, *arguments.split())
+        assert (code, out, message in err) == (2, "", True), err
 
 
 def test_without_options_it_asks(capsys, monkeypatch):

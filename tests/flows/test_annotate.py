@@ -84,24 +84,16 @@ def test_the_url_with_the_token_gives_a_cookie_that_no_script_and_no_other_site_
     assert "set-cookie" not in ask("GET", "/").headers
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/static/app.js", "/api/state", f"/api/episode?id={A.id}", "/docs", "/openapi.json"]
-)
-@pytest.mark.parametrize(
-    "cookie",
-    ["", f"espalier-{PORT}=wrong", f"espalier-1={TOKEN}", f"espalier-{PORT}=", "\"=;,'", f"token={TOKEN}"],
-    ids=["none", "wrong", "another port", "empty", "malformed", "another name"],  # the token is another one each time
-)
-def test_without_the_token_nothing_is_shown(ask, path, cookie):
-    answer = ask("GET", path, headers={"cookie": cookie} if cookie else {})
-    assert answer.status_code == 401
-    assert "order-A7" not in answer.text
-
-
-def test_the_token_is_taken_from_the_url_of_the_page_alone(ask):
-    assert ask("GET", "/?token=wrong", headers={}).status_code == 401
-    assert ask("GET", f"/?token={TOKEN}", headers={}).status_code == 401  # that of the cookie is none
-    assert ask("GET", f"/api/state?token={ACCESS.token}", headers={}).status_code == 401
+def test_without_the_token_nothing_is_shown(ask):
+    none, port = {}, f"espalier-{PORT}"
+    cookies = ["", f"{port}=wrong", f"espalier-1={TOKEN}", f"{port}=", "\"=;,'", f"token={TOKEN}"]
+    for path in ("/", "/static/app.js", "/api/state", f"/api/episode?id={A.id}", "/docs", "/openapi.json"):
+        for cookie in cookies:
+            answer = ask("GET", path, headers={"cookie": cookie} if cookie else none)
+            assert (answer.status_code, "order-A7" in answer.text) == (401, False), (path, cookie)
+    # It is taken from the URL of the page alone, and that of the cookie is none.
+    for path in ("/?token=wrong", f"/?token={TOKEN}", f"/api/state?token={ACCESS.token}"):
+        assert ask("GET", path, headers=none).status_code == 401, path
 
 
 @pytest.mark.security
@@ -118,38 +110,29 @@ def test_the_token_works_once(ask):
     assert ask("GET", f"/?token={ACCESS.token}", headers={}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}", ""]
-)
-def test_another_name_for_this_machine_is_refused(ask, session, host):
+def test_another_name_for_this_machine_is_refused(ask, session):
     """DNS rebinding: a page whose name resolves to 127.0.0.1 sends its own name as Host."""
-    assert ask("GET", "/api/state", headers={**PAGE, "host": host}).status_code == 421
-    assert ask("POST", "/api/answer", headers={**PAGE, "host": host}, json=SCORE).status_code == 421
+    for host in ("evil.example", f"evil.example:{PORT}", "127.0.0.1", "127.0.0.1:1", f"[::1]:{PORT}", ""):
+        headers = {**PAGE, "host": host}
+        assert ask("GET", "/api/state", headers=headers).status_code == 421, host
+        assert ask("POST", "/api/answer", headers=headers, json=SCORE).status_code == 421, host
     assert lines(session) == []
-
-
-def test_localhost_is_a_name_of_it(ask):
     own = f"localhost:{PORT}"
     assert ask("GET", "/api/state", headers={**PAGE, "host": own}).status_code == 200
     headers = {**PAGE, "host": own, "origin": f"http://{own}"}
     assert ask("POST", "/api/answer", headers=headers, json=SCORE).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "origin",
-    ["http://evil.example", "null", "http://127.0.0.1", f"https://127.0.0.1:{PORT}", f"{ORIGIN}.evil.example", None],
-)
-def test_other_sites_write_nothing(ask, session, origin):
-    headers = {name: value for name, value in {**PAGE, "origin": origin}.items() if value is not None}
-    for path in ("/api/answer", "/api/undo"):
-        assert ask("POST", path, headers=headers, json=SCORE).status_code == 403
-    assert lines(session) == []
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
-def test_what_a_form_can_send_is_refused(ask, session, kind):
-    headers = {**PAGE, **({"content-type": kind} if kind else {})}
-    assert ask("POST", "/api/answer", headers=headers, content=json.dumps(SCORE)).status_code == 415
+def test_other_sites_write_nothing(ask, session):
+    others = ["http://evil.example", "null", "http://127.0.0.1", f"https://127.0.0.1:{PORT}", f"{ORIGIN}.evil.example"]
+    cookie = {"cookie": PAGE["cookie"]}
+    for headers in (cookie, *({**cookie, "origin": origin} for origin in others)):
+        for path in ("/api/answer", "/api/undo"):
+            assert ask("POST", path, headers=headers, json=SCORE).status_code == 403, (path, headers)
+    # A form of another site, which the browser sends without asking, has one of these types.
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None):
+        headers = {**PAGE, **({"content-type": kind} if kind else {})}
+        assert ask("POST", "/api/answer", headers=headers, content=json.dumps(SCORE)).status_code == 415, kind
     assert lines(session) == []
 
 
@@ -166,14 +149,11 @@ def test_a_large_body_is_refused_whether_it_says_so_or_not(ask, session):
     assert lines(session) == []
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/static/app.js", "/static/style.css", "/api/state", "/nothing", "/static/..%2fapp.py"]
-)
-def test_every_answer_forbids_scripts_and_frames(ask, path):
-    answer = ask("GET", path)
-    for name, value in HEADERS.items():
-        assert answer.headers[name] == value
-    policy = answer.headers["content-security-policy"]
+def test_every_answer_forbids_scripts_and_frames(ask):
+    for path in ("/", "/static/app.js", "/static/style.css", "/api/state", "/nothing", "/static/..%2fapp.py"):
+        headers = ask("GET", path).headers
+        assert {name: headers[name] for name in HEADERS} == HEADERS, path
+    policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
@@ -195,13 +175,8 @@ def test_the_page_has_no_inline_script_and_loads_nothing_from_elsewhere():
 
 def test_an_episode_is_shown_whole_and_the_judge_only_after_the_answer(ask):
     shown = ask("GET", f"/api/episode?id={B.id}").json()
-    assert [message["role"] for message in shown["histories"][0]["messages"]] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    roles = ["system", "user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in shown["histories"][0]["messages"]] == roles
     assert shown["histories"][0]["messages"][2]["calls"][0]["name"] == "look_up"
     assert ATTACK in shown["histories"][0]["messages"][1]["content"]  # as text: the page sets it as such
     assert '"success": false' in shown["outcome"]
@@ -211,10 +186,7 @@ def test_an_episode_is_shown_whole_and_the_judge_only_after_the_answer(ask):
     assert ask("GET", f"/api/episode?id={B.id}&reveal=true").json()["judge"]["reward"] == "0.125"
     ask("POST", "/api/answer", json={**SCORE, "trajectory": B.id})
     assert ask("GET", f"/api/episode?id={B.id}").json()["judge"]["reward"] == "0.125"
-
-
-def test_odd_text_of_models_is_shown(ask):
-    assert ask("GET", f"/api/episode?id={C.id}").status_code == 200
+    assert ask("GET", f"/api/episode?id={C.id}").status_code == 200  # with a lone surrogate
     assert "EnvironmentFailed" in ask("GET", f"/api/episode?id={FAILED.id}").json()["failure"]
 
 
@@ -228,24 +200,14 @@ def test_answers_are_on_the_disk_when_they_are_confirmed(ask, session):
         assert ask("POST", "/api/answer", json=data).status_code == 200
         assert len(lines(session)) == number
     score, choice, correction = lines(session)
-    assert (score.author, score.score, score.note, score.artifact) == (
-        "Ada",
-        4,
-        "polite",
-        session.episodes.artifact.digest,
-    )
-    assert (choice.better, choice.other_content, correction.text) == (
-        "a",
-        session.episodes.contents[B.id],
-        "I look it up.",
-    )
-    assert all(time.time() - one.moment < 60 for one in (score, choice, correction))
-
-
-def test_what_the_page_may_not_say_it_cannot(ask, session):
+    artifact = session.episodes.artifact.digest
+    assert (score.author, score.score, score.note, score.artifact) == ("Ada", 4, "polite", artifact)
+    assert (choice.better, choice.other_content) == ("a", session.episodes.contents[B.id])
+    assert correction.text == "I look it up."
+    # The page cannot choose these.
     ask("POST", "/api/answer", json={**SCORE, "author": "Eve", "time": "2020-01-01T00:00:00Z", "artifact": "b" * 64})
-    (line,) = lines(session)
-    assert (line.author, line.artifact) == ("Ada", session.episodes.artifact.digest)
+    assert {(line.author, line.artifact) for line in lines(session)} == {("Ada", artifact)}
+    assert all(time.time() - line.moment < 600 for line in lines(session))
 
 
 REFUSED = [
@@ -264,11 +226,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("data", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_cannot_be_is_refused_and_not_kept(ask, session, data, words):
-    answer = ask("POST", "/api/answer", json=data)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]
+def test_what_cannot_be_is_refused_and_not_kept(ask, session):
+    for data, words in REFUSED:
+        answer = ask("POST", "/api/answer", json=data)
+        assert (answer.status_code, words in answer.json()["error"]) == (400, True), words
+    with pytest.raises(SpecError):  # also without the server
+        session.answer({"kind": "score", "trajectory": A.id})
     assert lines(session) == []
 
 
@@ -289,9 +252,8 @@ def test_what_is_not_answered_comes_first(tmp_path, run, session):
     again = AnnotationSession(loaded(tmp_path, run), "Ada").state()
     assert [episode["id"] for episode in again["episodes"]] == [B.id, D.id, FAILED.id, A.id, C.id]
     assert [episode["status"] for episode in again["episodes"]][:3] == ["unsolved", "success", "failed"]
-    assert [episode["score"] for episode in AnnotationSession(loaded(tmp_path, run), "Bo").state()["episodes"]] == [
-        None
-    ] * 5
+    others = AnnotationSession(loaded(tmp_path, run), "Bo").state()
+    assert {episode["score"] for episode in others["episodes"]} == {None}
 
 
 def test_finished_episodes_of_a_scenario_are_compared(session):
@@ -417,23 +379,20 @@ def test_mistakes_are_named_with_exit_code_2(tmp_path, run, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["test", *root, "--sample", "none"])
     assert caught.value.code == 2
+    other = pretend(tmp_path / "other", stop_at="evaluate[start]")
+    words = f"run {other.short} (test) has no episodes yet"
+    assert words in refused(capsys, other.id, f"root={tmp_path / 'other'}")
 
 
-def test_a_run_without_episodes_says_so(tmp_path, capsys):
-    run = pretend(tmp_path, stop_at="evaluate[start]")
-    assert f"run {run.short} (test) has no episodes yet" in refused(capsys, run.id, f"root={tmp_path}")
-
-
-def test_episodes_that_are_gone_are_named(tmp_path, run, capsys):
-    Store(tmp_path / "artifacts").path(run.stage("collect[1]").key).rename(tmp_path / "elsewhere")
-    assert "episodes of collect[1]" in refused(capsys, "test", f"root={tmp_path}")
-
-
-def test_a_damaged_file_is_named_with_its_line(tmp_path, run, session, capsys):
+def test_a_damaged_file_is_named_with_its_line_and_episodes_that_are_gone_with_their_stage(
+    tmp_path, run, session, capsys
+):
     session.answer(SCORE)
     with open(session.episodes.file, "a") as file:
         file.write('{"kind": "score", "score": 9}\n')
     assert "line 2: " in refused(capsys, "test", f"root={tmp_path}", "--no-browser", "--author", "Ada")
+    Store(tmp_path / "artifacts").path(run.stage("collect[1]").key).rename(tmp_path / "elsewhere")
+    assert "episodes of collect[1]" in refused(capsys, "test", f"root={tmp_path}")
 
 
 def test_what_was_said_goes_out_and_comes_in_again(tmp_path, run, session, capsys):
@@ -456,21 +415,19 @@ def test_what_was_said_goes_out_and_comes_in_again(tmp_path, run, session, capsy
 def test_of_a_file_with_a_mistake_nothing_is_imported(tmp_path, run, session, capsys):
     artifact = session.episodes.artifact.digest
     good = rated(A, 3, artifact=artifact)
+    text = write_line(good)
     wrong = {
-        "line 2: score: 8": write_line(good).replace('"score": 3', '"score": 8'),
-        "line 2: it is about episodes of artifact bbbbbbbbbbbb; expected those of": write_line(
-            rated(B, 3, artifact="b" * 64)
-        ),
-        "line 2: there is no episode 'order-A7/9' in collect[1] (did you mean order-A7/": write_line(good).replace(
-            "A7/0", "A7/9"
-        ),
-        "line 2: episode 'order-A7/1' of collect[1] has a different content": write_line(good).replace("A7/0", "A7/1"),
+        "line 2: score: 8": text.replace('"score": 3', '"score": 8'),
+        "line 2: it is about episodes of artifact bbbbbbbbbbbb; expected those of":
+            write_line(rated(B, 3, artifact="b" * 64)),
+        "line 2: there is no episode 'order-A7/9' in collect[1] (did you mean order-A7/": text.replace("A7/0", "A7/9"),
+        "line 2: episode 'order-A7/1' of collect[1] has a different content": text.replace("A7/0", "A7/1"),
         "line 2: message 1 of history 0": write_line(corrected(A, 1, artifact=artifact)),
         "line 2: 'order-A7/0' and 'order-B1/0' are of different scenarios": write_line(chose(A, D, artifact=artifact)),
-    }
+    }  # fmt: skip
     file = tmp_path / "in.jsonl"
     for words, line in wrong.items():
-        file.write_text(write_line(good) + line + write_line(rated(B, 3, artifact=artifact)))
+        file.write_text(text + line + write_line(rated(B, 3, artifact=artifact)))
         assert words in refused(capsys, "test", f"root={tmp_path}", "--import", str(file))
         assert lines(session) == []
     assert "there is no file" in refused(capsys, "test", f"root={tmp_path}", "--import", str(tmp_path / "none"))
@@ -528,9 +485,18 @@ def test_killed_at_any_moment_it_has_lost_nothing_that_was_confirmed(tmp_path, r
     assert [line.id for line in lines(session)] == confirmed
 
 
-def test_it_listens_on_this_machine_only_and_ends_in_order(tmp_path, run):
+@pytest.mark.security
+def test_it_listens_to_this_machine_and_its_own_page_only_and_ends_in_order(tmp_path, run):
     process, url = started(tmp_path, "--author", "Ada")
     try:
+        origin = url.partition("/?")[0]
+        with httpx.Client(base_url=origin) as client:
+            assert client.get(url, headers={"host": "evil.example"}).status_code == 421  # and the token stays good
+            assert client.get(url).status_code == 200
+            assert client.get("/api/state", headers={"host": "evil.example"}).status_code == 421
+            for other in ("http://evil.example", "null"):
+                assert client.post("/api/undo", headers={"origin": other}, json={}).status_code == 403
+            assert client.post("/api/undo", headers={"origin": origin}, json={}).status_code == 200
         port = int(re.match(r"http://127\.0\.0\.1:(\d+)/\?token=[\w-]{32}$", url)[1])
         listening = Path("/proc/net/tcp").read_text().splitlines()[1:]
         addresses = {line.split()[1] for line in listening if line.split()[3] == "0A"}
@@ -542,8 +508,3 @@ def test_it_listens_on_this_machine_only_and_ends_in_order(tmp_path, run):
     assert process.returncode in (0, -signal.SIGINT, 130), errors
     assert "Traceback" not in errors
     assert "author: Ada (from --author)" in errors
-
-
-def test_an_unknown_problem_is_no_answer(session):
-    with pytest.raises(SpecError):
-        session.answer({"kind": "score", "trajectory": A.id})

@@ -113,23 +113,21 @@ def terminal(monkeypatch):
         yield lambda text: (typed.write(text), typed.flush())
 
 
-@pytest.mark.parametrize(
-    ("typed", "reason"),
-    [("yes\n", None), ("Y\n", None), ("no, it is too slow\n", "it is too slow"), ("n\n", ""), ("maybe\nyes\n", None)],
-)
-def test_the_terminal_asks(typed, reason, terminal, screen, tmp_path):
+def test_the_terminal_asks(terminal, screen, tmp_path):
     console, stream = screen
-    terminal(typed)
-    assert approval.ask_in_terminal(console, spec(tmp_path), TABLE) == reason
-    assert "after GRPO" in stream.getvalue()
-    assert "0.750 [0.600, 0.900]" in stream.getvalue()
-    assert "Deploy test? Answer yes, or no and the reason:" in stream.getvalue()
-
-
-def test_nobody_answers_in_the_terminal(terminal, screen, tmp_path):
-    with pytest.raises(
-        WaitTimeout, match=r"no approval in the terminal within 0\.1 s \(deploy.approve_timeout\); finished"
-    ):
+    for typed, reason in {
+        "yes\n": None,
+        "Y\n": None,
+        "no, it is too slow\n": "it is too slow",
+        "n\n": "",
+        "maybe\nyes\n": None,
+    }.items():
+        terminal(typed)
+        assert approval.ask_in_terminal(console, spec(tmp_path), TABLE) == reason
+    for words in ("after GRPO", "0.750 [0.600, 0.900]", "Deploy test? Answer yes, or no and the reason:"):
+        assert words in stream.getvalue()
+    words = r"no approval in the terminal within 0\.1 s \(deploy.approve_timeout\); finished"
+    with pytest.raises(WaitTimeout, match=words):
         approval.ask_in_terminal(screen[0], spec(tmp_path, approve_timeout=0.1), TABLE)
 
 
@@ -195,26 +193,17 @@ def paused(prefect_server, monkeypatch):
     return run
 
 
-def test_a_person_says_no_in_prefect(paused, tmp_path):
-    seen = []
+def test_a_person_answers_in_prefect_or_nobody_does(paused, tmp_path):
+    seen, decisions = [], [{"decision": "reject", "reason": "too slow"}, {"decision": "accept"}]
 
     def answer(client, flow_run_id, form, about):
         seen.append((form["properties"]["decision"]["enum"], form["required"], about))
-        client.resume_flow_run(flow_run_id, run_input={"decision": "reject", "reason": "too slow"})
+        client.resume_flow_run(flow_run_id, run_input=decisions.pop(0))
 
     assert paused(spec(tmp_path), answer) == "too slow"
-    ((choices, required, about),) = seen
+    assert paused(spec(tmp_path), answer) is None
+    choices, required, about = seen[0]
     assert (choices, required) == (["accept", "reject"], ["decision"])
     assert "| after GRPO | 0.750 [0.600, 0.900] | 0.8 | 2 |" in about
-
-
-def test_a_person_says_yes_in_prefect(paused, tmp_path):
-    def answer(client, flow_run_id, form, about):
-        client.resume_flow_run(flow_run_id, run_input={"decision": "accept"})
-
-    assert paused(spec(tmp_path), answer) is None
-
-
-def test_nobody_answers_in_prefect(paused, tmp_path):
     with pytest.raises(WaitTimeout, match=r"no approval in Prefect within 1\.0 s .*; finished stages stay cached"):
         paused(spec(tmp_path, approve_timeout=1), lambda *_: None)

@@ -97,38 +97,24 @@ def test_the_cause_among_several_settings_is_named_with_its_effect(experiment, c
     )
     result = bisect(capsys, *ids(experiment, good, bad))
     assert result["verdict"] == "setting"
-    assert (result["cause"]["key"], result["cause"]["good"], result["cause"]["bad"]) == (
-        "algorithm.learning_rate",
-        1e-4,
-        1.0,
-    )
+    assert [result["cause"][name] for name in ("key", "good", "bad")] == ["algorithm.learning_rate", 1e-4, 1.0]
     assert result["effect"] == result["difference"] == pytest.approx(-0.8)
     assert result["interval"][1] < 0
     assert [step["verdict"] for step in result["steps"]].count("reproduces") == 1
     assert result["steps"][-1]["verdict"] == "reproduces"
     assert result["shared"] == ["evaluate[start]"] or "collect[sft]" in result["shared"]
-
-
-def test_the_cheapest_change_is_tested_first_and_a_change_of_no_stage_is_not_run(experiment, capsys):
-    """The training with the bad learning rate is cached, from the bad run."""
-    good = experiment.run(algorithm=LEARNING)
-    bad = experiment.run(algorithm=CAUSE, collect={**COLLECT, "temperature": 0.9}, deploy={"prompts": 9})
-    result = bisect(capsys, *ids(experiment, good, bad))
+    # The cheapest change is tested first, and one of no stage is not run.
     planned = [(step["price"], step["planned_seconds"]) for step in result["steps"]]
     assert planned == sorted(planned)
     free = result["steps"][0]
     assert (free["keys"], free["verdict"], free["run"], free["effect"]) == (["deploy.prompts"], "none", None, 0.0)
     assert ["deploy.prompts=9"] not in experiment.played
-
-
-def test_the_runs_are_tagged_and_have_the_change_as_override(experiment, capsys):
-    good, bad = experiment.run(algorithm=LEARNING), experiment.run(algorithm=CAUSE, agent={"max_turns": 7})
-    result = bisect(capsys, *ids(experiment, good, bad))
+    # The runs are tagged and have the change as override.
     run = next(step["run"] for step in result["steps"] if step["run"])
     labels = json.loads((experiment.root / "records" / "labels" / f"{run}.json").read_text())
     assert labels["tags"] == ["bisect"]
     assert good.short in labels["notes"][0]
-    assert ["algorithm.learning_rate=1.0"] in experiment.played or ["agent.max_turns=7"] in experiment.played
+    assert ["algorithm.learning_rate=1.0"] in experiment.played
 
 
 def test_a_single_change_needs_no_run(experiment, capsys):
@@ -145,10 +131,8 @@ def test_changes_that_only_together_have_the_effect(experiment, capsys):
     bad = experiment.run(algorithm=CAUSE, collect={**COLLECT, "temperature": 0.9}, agent={"max_turns": 7})
     result = bisect(capsys, *ids(experiment, good, bad))
     assert result["verdict"] == "combination"
-    assert {change["key"] for change in result["cause"]["changes"]} == {
-        "algorithm.learning_rate",
-        "collect.temperature",
-    }
+    causes = {change["key"] for change in result["cause"]["changes"]}
+    assert causes == {"algorithm.learning_rate", "collect.temperature"}
 
 
 def test_a_small_part_of_the_difference_is_not_the_cause(experiment, capsys):
@@ -201,70 +185,44 @@ def test_another_algorithm_is_a_change_with_its_settings(tmp_path):
     assert ("algorithm", "beta") in change.paths
 
 
-@pytest.mark.parametrize(
-    ("good", "bad", "message"),
-    [
-        ({}, None, "are the same run"),
-        ({}, {"stop_at": "evaluate[final]"}, "is running|is finished|is killed|expected a finished run"),
-        ({}, {"success": NOISE}, r"do not differ in success beyond noise: -0\.025 .* At least \d+ seeds of each"),
-        ({}, {"success": HIGH}, "No number of seeds decides a difference of 0"),
-        ({}, {"scenarios": "other"}, "share no scenario"),
-    ],
-)
-def test_runs_that_cannot_be_bisected_are_refused_before_anything_runs(experiment, capsys, good, bad, message):
-    first = experiment.run(algorithm=LEARNING)
-    if bad is None:
-        second = first
-    elif "stop_at" in bad:
-        second = pretend(experiment.root, seed=1, stop_at="evaluate[final]", episodes=played(LOW))
-        record = Records(experiment.root).get(second.id)
-        Records(experiment.root).write(replace(record, status="RUNNING"))
-    elif "scenarios" in bad:
-        episodes = [replace(episode(n, False), scenario=Scenario(f"x{n}", {}, "heldout")) for n in range(9)]
-        second = pretend(experiment.root, seed=1, episodes=played(LOW) | {"evaluate[final]": episodes})
-    else:
-        experiment.success = lambda spec: bad["success"]
-        second = experiment.run(algorithm=LEARNING, seed=1)
-    assert main([first.id, second.id, f"root={experiment.root}"]) == 2
-    error = capsys.readouterr().err
-    assert re.search(message, error), error
-    assert "Traceback" not in error
+def test_runs_that_cannot_be_bisected_are_refused_before_anything_runs(experiment, capsys):
+    root, runs = experiment.root, {"are the same run": experiment.run(algorithm=LEARNING)}
+    (first,) = runs.values()
+    stopped = pretend(root, seed=1, stop_at="evaluate[final]", episodes=played(LOW))
+    Records(root).write(replace(Records(root).get(stopped.id), status="RUNNING"))
+    runs["is killed|expected a finished run"] = stopped
+    episodes = [replace(episode(n, False), scenario=Scenario(f"x{n}", {}, "heldout")) for n in range(9)]
+    runs["share no scenario"] = pretend(root, seed=2, episodes=played(LOW) | {"evaluate[final]": episodes})
+    experiment.success = lambda spec: HIGH
+    runs["No number of seeds decides a difference of 0"] = experiment.run(algorithm=LEARNING, seed=3)
+    experiment.success = lambda spec: NOISE
+    words = r"do not differ in success beyond noise: -0\.025 .* At least \d+ seeds of each"
+    runs[words] = experiment.run(algorithm=LEARNING, seed=4)
+    for message, second in {
+        **{message: run.id for message, run in runs.items()},
+        "no run 'nothing'": "nothing",
+    }.items():
+        assert main([first.id, second, f"root={root}"]) == 2
+        error = capsys.readouterr().err
+        assert re.search(message, error), error
+        assert "Traceback" not in error
     assert experiment.played == []
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"allow": ["planted_package"]}, "allow = planted_package runs code"),
-        (
-            {
-                "environment": {
-                    "_target_": "components.environments.adapters.mcp.Mcp",
-                    "scenarios": None,
-                    "command": ["id"],
-                }
-            },
-            "environment.command = ['id'] starts a program",
-        ),
-    ],
-)
-def test_a_record_of_somebody_else_runs_nothing_of_its_own_without_trust(experiment, capsys, change, text):
+def test_a_record_of_somebody_else_runs_nothing_of_its_own_without_trust(experiment, capsys):
     runs = experiment.run(algorithm=LEARNING), experiment.run(algorithm=CAUSE)
     record = Records(experiment.root).get(runs[1].id)
-    Records(experiment.root).write(replace(record, spec={**record.spec, **change}))
-    assert main([*map(str, ids(experiment, *runs))]) == 2
-    error = capsys.readouterr().err
-    assert text in error
-    assert "only with --trust" in error
+    program = {"_target_": "components.environments.adapters.mcp.Mcp", "scenarios": None, "command": ["id"]}
+    for change, text in (
+        ({"allow": ["planted_package"]}, "allow = planted_package runs code"),
+        ({"environment": program}, "environment.command = ['id'] starts a program"),
+    ):
+        Records(experiment.root).write(replace(record, spec={**record.spec, **change}))
+        assert main([*map(str, ids(experiment, *runs))]) == 2
+        error = capsys.readouterr().err
+        assert text in error
+        assert "only with --trust" in error
     assert experiment.played == []
-
-
-def test_an_unknown_run_and_an_invalid_limit_are_refused(experiment, capsys):
-    good = experiment.run(algorithm=LEARNING)
-    assert main([good.id, "nothing", f"root={experiment.root}"]) == 2
-    assert "there is no run 'nothing'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([good.id, good.id, "--max-hours", "0", f"root={experiment.root}"])
 
 
 def test_the_number_of_seeds_is_that_of_the_paired_test():
@@ -277,19 +235,17 @@ def test_the_number_of_seeds_is_that_of_the_paired_test():
     assert seeds_to_decide("success", effect, before, after) == -(-needed // 40)
 
 
-def test_a_dry_run_plans_each_change_and_leaves_nothing(experiment, capsys):
+def test_a_dry_run_plans_each_change_and_a_step_beyond_the_maximum_time_is_not_run(experiment, capsys):
     good, bad = experiment.run(algorithm=LEARNING), experiment.run(algorithm=CAUSE, agent={"max_turns": 7})
     before = sorted(experiment.root.rglob("*"))
+    with pytest.raises(SystemExit):
+        main([*ids(experiment, good, bad), "--max-hours", "0"])
     result = bisect(capsys, *ids(experiment, good, bad), "--dry-run")
     assert result["verdict"] == "planned"
     assert {step["keys"][0] for step in result["steps"]} == {"algorithm.learning_rate", "agent.max_turns"}
     assert all(step["stages"] > 0 and step["planned_seconds"] > 0 for step in result["steps"])
     assert experiment.played == []
     assert sorted(experiment.root.rglob("*")) == before
-
-
-def test_a_step_beyond_the_maximum_time_is_not_run(experiment, capsys):
-    good, bad = experiment.run(algorithm=LEARNING), experiment.run(algorithm=CAUSE, agent={"max_turns": 7})
     result = bisect(capsys, *ids(experiment, good, bad), "--max-hours", "1e-6", code=1)
     assert (result["verdict"], result["cause"], experiment.played) == ("budget", None, [])
 
@@ -335,12 +291,8 @@ def test_changed_data_are_named_with_their_digests(experiment, capsys):
     assert entry["good"] != entry["bad"]
 
 
-def _with_code(experiment, run, edits):
-    """Record the code of a run's stages: the present one, with these digests of modules of the rounds' trainings."""
-    return record_code(experiment.root, run, edits)
-
-
 def record_code(root, run, edits):
+    """Record the code of a run's stages: the present one, with these digests of modules of the rounds' trainings."""
     codes, stages = CodeRecords(root), []
     for stage in run.stages:
         modules = stage_code(*stage_and_spec(Request.from_json(stage.request)))
@@ -355,9 +307,9 @@ def record_code(root, run, edits):
 def test_edited_code_with_equal_keys_is_tested_in_a_root_of_its_own(experiment, capsys):
     """The good run's training was computed by other code; with the present code its settings give the bad result."""
     module = "components.algorithms.policy_gradient.trainer"
-    good = _with_code(experiment, experiment.run(algorithm=LEARNING), {module: "0" * 16})
+    good = record_code(experiment.root, experiment.run(algorithm=LEARNING), {module: "0" * 16})
     experiment.success = lambda spec: LOW
-    bad = _with_code(experiment, experiment.run(algorithm=LEARNING, agent={"max_turns": 7}), {})
+    bad = record_code(experiment.root, experiment.run(algorithm=LEARNING, agent={"max_turns": 7}), {})
     experiment.files = {"train[1]": lambda folder: (folder / "weights").write_text("other")}
     result = bisect(capsys, *ids(experiment, good, bad))
     assert [step["change"] for step in result["steps"]] == ["settings of GOOD, present code and data"]
@@ -367,8 +319,8 @@ def test_edited_code_with_equal_keys_is_tested_in_a_root_of_its_own(experiment, 
 
 
 def test_edited_code_without_an_effect_is_no_cause(experiment, capsys):
-    good = _with_code(experiment, experiment.run(algorithm=LEARNING), {"components.errors": "0" * 16})
-    bad = _with_code(experiment, experiment.run(algorithm=CAUSE, agent={"max_turns": 7}), {})
+    good = record_code(experiment.root, experiment.run(algorithm=LEARNING), {"components.errors": "0" * 16})
+    bad = record_code(experiment.root, experiment.run(algorithm=CAUSE, agent={"max_turns": 7}), {})
     result = bisect(capsys, *ids(experiment, good, bad))
     assert result["steps"][0]["verdict"] == "none"
     assert result["cause"]["key"] == "algorithm.learning_rate"

@@ -84,10 +84,6 @@ def loaded(engine, folder):
     return engine
 
 
-def failed(checks):
-    return {check.name for check in checks if check.status == "failed"}
-
-
 def test_a_faultless_setup_passes_every_check(subject):
     checks = certify(subject)
     assert tuple(check.name for check in checks) == CHECKS
@@ -244,24 +240,22 @@ def with_chat(subject, chat, **changes):
     return subject
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_templates_of_known_families_continue_or_begin_anew(family, subject):
-    check = check_template(with_chat(subject, chat_format(FAMILIES[family])))
-    figures = check.figures["histories"], check.figures["histories_with_reasoning"]
-    assert figures == HISTORIES.get(family, (1, 1))
-    assert check.status == ("warned" if family in HISTORIES else "passed")
-    assert check_tool_calls(with_chat(subject, chat_format(FAMILIES[family]))).status == "passed"
+def test_the_templates_of_known_families_continue_or_begin_anew(subject):
+    for name, family in FAMILIES.items():
+        check = check_template(with_chat(subject, chat_format(family)))
+        figures = check.figures["histories"], check.figures["histories_with_reasoning"]
+        assert figures == HISTORIES.get(name, (1, 1)), name
+        assert check.status == ("warned" if name in HISTORIES else "passed"), name
+        assert check_tool_calls(with_chat(subject, chat_format(family))).status == "passed", name
 
 
-@pytest.mark.parametrize("form", ["native", "react", "chat"])
-def test_a_template_that_strips_history_fails_the_template_check(form, subject):
+def test_a_template_that_strips_history_fails_the_template_check(subject):
     family = FAMILIES["smollm2"]
-    template = family.template.replace("in messages %}", "in messages[-2:] %}")
-    check = check_template(
-        with_chat(subject, chat_format(replace(family, template=template)), agent=AgentSpec(format=form))
-    )
-    assert check.status == "failed"
-    assert "the template drops earlier messages: a later prompt lacks 'system-0'" in check.reason
+    chat = chat_format(replace(family, template=family.template.replace("in messages %}", "in messages[-2:] %}")))
+    for form in ("native", "react", "chat"):
+        check = check_template(with_chat(subject, chat, agent=AgentSpec(format=form)))
+        assert check.status == "failed", form
+        assert "the template drops earlier messages: a later prompt lacks 'system-0'" in check.reason
 
 
 def test_a_template_that_changes_what_is_said_fails_the_tool_call_check(subject):
@@ -272,43 +266,30 @@ def test_a_template_that_changes_what_is_said_fails_the_tool_call_check(subject)
     assert "is read back as" in check.reason
 
 
-@pytest.mark.parametrize("form", ["react", "chat"])
-def test_other_formats_read_back_what_they_write(form, subject):
+def test_other_formats_read_back_what_they_write(subject):
     openings = [replace(opening, tools=[LOOK_UP]) for opening in subject.openings]
-    check = check_tool_calls(replace(subject, agent=AgentSpec(format=form), openings=openings))
-    assert (check.status, check.reason) == ("passed", "")
-    assert check.figures["calls"] == {"react": 8, "chat": 1}[form]
+    for form, calls in {"react": 8, "chat": 1}.items():
+        check = check_tool_calls(replace(subject, agent=AgentSpec(format=form), openings=openings))
+        assert (check.status, check.reason, check.figures["calls"]) == ("passed", "", calls)
 
 
-@pytest.fixture
-def with_end(subject, base_dir, make_engine, tmp_path):
-    """The check of special tokens for a model whose files declare these ends of a response."""
-
-    def check(end):
-        folder = shutil.copytree(base_dir, tmp_path / "model")
-        file = folder / "generation_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": end}))
-        return check_special_tokens(replace(subject, base_dir=folder), make_engine(folder))
-
-    return check
-
-
-def test_a_stop_token_that_no_assistant_message_has_fails(with_end):
-    check = with_end(1)
-    assert check.status == "failed"
-    assert "declare '<|im_start|>' (1) as the end of a response, which never ends" in check.reason
-
-
-def test_an_ordinary_token_as_stop_token_fails(with_end):
-    check = with_end([2, 70])
-    assert check.status == "failed"
-    assert "is ordinary text and would cut responses" in check.reason
-
-
-def test_a_further_stop_token_beside_the_right_one_is_a_note(with_end):
-    check = with_end([2, 0])
-    assert check.status == "passed"
-    assert "<|endoftext|> also ends a response" in check.reason
+@pytest.mark.parametrize(
+    ("end", "status", "reason"),
+    [
+        (1, "failed", "declare '<|im_start|>' (1) as the end of a response, which never ends"),
+        ([2, 70], "failed", "is ordinary text and would cut responses"),
+        ([2, 0], "passed", "<|endoftext|> also ends a response"),
+    ],
+)
+def test_ends_of_a_response_are_those_of_an_assistant_message(
+    end, status, reason, subject, base_dir, make_engine, tmp_path
+):
+    folder = shutil.copytree(base_dir, tmp_path / "model")
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": end}))
+    check = check_special_tokens(replace(subject, base_dir=folder), make_engine(folder))
+    assert check.status == status
+    assert reason in check.reason
 
 
 # --- export and environment ---
@@ -337,11 +318,6 @@ def test_an_export_without_the_training_fails(subject, monkeypatch, tmp_path):
     assert "the merged export differs from the policy" in check.reason
 
 
-@pytest.mark.parametrize(("fault", "names"), [("solver", {"solver"}), ("chance", {"chance"})])
-def test_a_fault_of_the_environment_fails_its_check(fault, names, subject):
-    assert failed(check_environment(replace(subject, make_environment=lambda: Sums(fault)))) == names
-
-
 class Unsolved:
     """The sums without their solver."""
 
@@ -351,7 +327,10 @@ class Unsolved:
         self.step, self.close = inner.step, inner.close
 
 
-def test_an_environment_without_a_solver_is_said(subject):
+def test_a_fault_of_the_environment_fails_its_check_and_a_missing_solver_is_said(subject):
+    for fault in ("solver", "chance"):
+        checks = check_environment(replace(subject, make_environment=lambda fault=fault: Sums(fault)))
+        assert {check.name for check in checks if check.status == "failed"} == {fault}
     solver, chance = check_environment(replace(subject, make_environment=Unsolved))
     assert (solver.status, chance.status) == ("skipped", "passed")
     assert "no solve(scenario)" in solver.reason

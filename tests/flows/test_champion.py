@@ -66,7 +66,6 @@ def test_the_first_version_is_champion_and_stays_it_when_its_run_is_repeated(roo
         ("+++-", 0.25, "won", 31),
         ("+++-", 0.3, "lost", 32),
         ("++--", 0.0, "lost", 33),
-        ("+---", 0.0, "lost", 34),
     ],
 )
 def test_the_champion_has_to_be_beaten_by_the_margin_on_the_same_scenarios(root, name, episodes, margin, verdict, seed):

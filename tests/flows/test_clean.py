@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -22,11 +21,6 @@ def deletable(root: Path, **options) -> dict[str, str]:
     """Return the reasons for deletion by name in the store."""
     forget = options.pop("forget", ())
     return {Path(item.path).name: item.why for item in Cleaner(root, forget).deletable(**options)}
-
-
-def test_what_a_run_needs_stays(tmp_path):
-    pretend(tmp_path)
-    assert deletable(tmp_path) == {}
 
 
 def test_what_no_run_needs_can_go(tmp_path):
@@ -57,6 +51,7 @@ def test_what_an_artifact_was_made_from_stays(tmp_path):
 
 def test_a_fork_holds_what_it_began_with(tmp_path):
     run = pretend(tmp_path)
+    assert deletable(tmp_path) == {}  # what a run needs stays
     pretend(tmp_path, fork=f"{run.short}@1", seed=2)
     gone = set(deletable(tmp_path, forget=[run.short]))
     assert run.stage("train[2]").key in gone
@@ -80,16 +75,15 @@ def test_what_reward_models_learn_from_says_nothing_of_a_checkpoint(tmp_path):
     assert {Path(one.path).name for one in found} == {run.stage(f"train[{step}]").key for step in (3, 4, 5)}
 
 
-@pytest.mark.parametrize("kind", ["train", "judge", "evaluate"])
-def test_each_kind_of_metric_counts(tmp_path, kind):
-    step = 4 if kind == "train" else 5
-    label = "evaluate[final]" if kind == "evaluate" else f"{kind}[{step}]"
-    others = {f"{kind}[{number}]": {"loss": 0.5} for number in range(1, 7)}
-    run = pretend(tmp_path, rounds=6, metrics={**others, label: {"loss": 0.1}})
-    gone = {Path(item.path).name for item in Cleaner(tmp_path).deletable(intermediate=True)}
-    best = 6 if kind == "evaluate" else 4
-    assert run.stage(f"train[{best}]").key not in gone
-    assert run.stage("train[3]").key in gone
+def test_each_kind_of_metric_counts(tmp_path):
+    """A judgement tells of the policy that played: the one before the round."""
+    for label, best in {"train[4]": 4, "judge[5]": 4, "evaluate[final]": 6}.items():
+        root, kind = tmp_path / label, label.partition("[")[0]
+        others = {f"{kind}[{number}]": {"loss": 0.5} for number in range(1, 7)}
+        run = pretend(root, rounds=6, metrics={**others, label: {"loss": 0.1}})
+        gone = deletable(root, intermediate=True)
+        assert run.stage(f"train[{best}]").key not in gone, label
+        assert run.stage("train[3]").key in gone, label
 
 
 def test_evaluations_in_the_rounds_count_by_what_they_measured(tmp_path):
@@ -110,12 +104,9 @@ def test_the_final_policy_stays(tmp_path):
     assert gone == {run.stage(f"train[{step}]").key for step in (1, 3)}
 
 
-def test_an_unfinished_run_keeps_all_its_checkpoints(tmp_path):
-    pretend(tmp_path, rounds=6, stop_at="collect[6]")
-    assert deletable(tmp_path, intermediate=True) == {}
-
-
-def test_what_another_run_keeps_stays(tmp_path):
+def test_what_another_run_keeps_stays_and_all_of_an_unfinished_one(tmp_path):
+    pretend(tmp_path / "unfinished", rounds=6, stop_at="collect[6]")
+    assert deletable(tmp_path / "unfinished", intermediate=True) == {}
     run = pretend(tmp_path, rounds=6)
     assert run.stage("train[3]").key in deletable(tmp_path, intermediate=True)
     pretend(tmp_path, rounds=3)
@@ -125,10 +116,8 @@ def test_what_another_run_keeps_stays(tmp_path):
 def test_a_named_artifact_that_a_run_needs_is_refused(tmp_path, capsys):
     run = pretend(tmp_path)
     key = run.stage("train[1]").key
-    with pytest.raises(
-        ResourceError,
-        match=rf"in use by run {run.short} \(test\) for train\[1\].*To delete the run too: --forget {run.short}$",
-    ):
+    words = rf"in use by run {run.short} \(test\) for train\[1\].*To delete the run too: --forget {run.short}$"
+    with pytest.raises(ResourceError, match=words):
         Cleaner(tmp_path).named(key[:10])
     other = pretend(tmp_path)
     with pytest.raises(ResourceError, match=rf"To delete these runs too: --forget {other.short} --forget {run.short}$"):
@@ -137,6 +126,9 @@ def test_a_named_artifact_that_a_run_needs_is_refused(tmp_path, capsys):
     assert "in use" in capsys.readouterr().err
     assert (tmp_path / "artifacts" / key).is_dir()
     assert main([f"root={tmp_path}", "0123"]) == 2
+    capsys.readouterr()
+    assert main([f"root={tmp_path / 'nowhere'}"]) == 2
+    assert "root=DIR" in capsys.readouterr().err
 
 
 def test_a_running_run_is_not_forgotten_and_its_newest_artifacts_stay(tmp_path):
@@ -164,9 +156,11 @@ def test_debris_can_go(tmp_path):
         assert f"{key}.abc" not in deletable(tmp_path)  # somebody writes it
 
 
-def test_what_somebody_works_on_stays(tmp_path):
-    pretend(tmp_path, rounds=1)
-    run = pretend(tmp_path, rounds=1, seed=1)
+def test_what_somebody_works_on_stays(tmp_path, capsys):
+    run = pretend(tmp_path, rounds=1)
+    assert main([f"root={tmp_path}", "--forget", run.id, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["deleted"], len(data["deletable"])) == (False, len(run.stages))
     cleaner = Cleaner(tmp_path, [run.id])
     found = cleaner.deletable()
     key = Path(found[0].path).name
@@ -175,34 +169,18 @@ def test_what_somebody_works_on_stays(tmp_path):
     assert (tmp_path / "artifacts" / key).is_dir()
 
 
-def test_the_command_lists_and_sums_up(tmp_path, capsys):
-    run = pretend(tmp_path, rounds=1)
-    assert main([f"root={tmp_path}", "--forget", run.id, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert data["deleted"] is False
-    assert len(data["deletable"]) == len(run.stages)
-    assert main([f"root={tmp_path / 'nowhere'}"]) == 2
-    assert "root=DIR" in capsys.readouterr().err
-    assert os.listdir(tmp_path / "artifacts")
-
-
 def test_answers_of_judges_stay_until_they_are_named(tmp_path):
     pretend(tmp_path, rounds=1)
     answers = tmp_path / "answers"
     answers.mkdir()
     (answers / "answers.sqlite").write_bytes(b"x" * 10)
     assert deletable(tmp_path, intermediate=True) == {}
-    assert deletable(tmp_path, answers=True) == {"answers": "the same questions will cost again"}
-    assert main([f"root={tmp_path}", "--answers", "--delete"]) == 0
-    assert not answers.exists()
-    assert deletable(tmp_path, answers=True) == {}
-
-
-def test_answers_of_judges_stay_while_a_run_is_at_work(tmp_path):
-    pretend(tmp_path, rounds=1)
-    (tmp_path / "answers").mkdir()
     with (
         recording(tmp_path, RunRecord("a" * 32, "x", 0, time.time())),
         pytest.raises(ResourceError, match=r"--answers: run a+ is running \("),
     ):
         deletable(tmp_path, answers=True)
+    assert deletable(tmp_path, answers=True) == {"answers": "the same questions will cost again"}
+    assert main([f"root={tmp_path}", "--answers", "--delete"]) == 0
+    assert not answers.exists()
+    assert deletable(tmp_path, answers=True) == {}

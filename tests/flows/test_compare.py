@@ -38,13 +38,13 @@ FIGURES = {
 }
 
 
-@pytest.fixture
-def two(tmp_path):
-    """Return two runs; the second has another seed and learning rate and is better."""
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    root = tmp_path_factory.mktemp("two")
     evaluations = {f"evaluate[{name}]": BEFORE for name in ("start", "sft", "final")}
-    baseline = pretend(tmp_path, episodes=evaluations, metrics=FIGURES)
+    baseline = pretend(root, episodes=evaluations, metrics=FIGURES)
     other = pretend(
-        tmp_path,
+        root,
         seed=1,
         algorithm={"name": "grpo", "learning_rate": 5e-4},
         collect={"scenarios": 4, "group_size": 2, "concurrency": 3},
@@ -53,9 +53,15 @@ def two(tmp_path):
         metrics=FIGURES,
         cost=0.25,
         git_commit="c" * 40,
-        overrides=["seed=1", f"root={tmp_path}"],
+        overrides=["seed=1", f"root={root}"],
     )
-    return tmp_path, baseline, other
+    return root, baseline, other
+
+
+@pytest.fixture
+def two(compared, tmp_path):
+    """Return a folder with two runs; the second has another seed and learning rate and is better."""
+    return shutil.copytree(compared[0], tmp_path / "runs"), *compared[1:]
 
 
 def page(root: Path, *runs) -> Page:
@@ -96,10 +102,8 @@ def test_another_version_of_a_stage_and_other_source_of_the_users_code_determine
     collects, evaluates = (STAGES[name].version for name in ("collect", "evaluate"))
     record.write_text(re.sub(rf'"version": ({collects}|{evaluates})\b', '"version": 99', record.read_text()))
     differences = compare(tmp_path, [one.id, other.id]).results
-    assert (differences["version of collect"], differences["version of evaluate"]) == (
-        [str(collects), "99"],
-        [str(evaluates), "99"],
-    )
+    assert differences["version of collect"] == [str(collects), "99"]
+    assert differences["version of evaluate"] == [str(evaluates), "99"]
     assert differences["source of mine.Keep"] == ["–", "5" * 12]
 
 
@@ -175,40 +179,56 @@ def test_a_fork_is_drawn_from_the_round_in_which_it_began(tmp_path):
 
 
 EVERY = {"rounds": 4, "evaluate": {"every": 1}}
-BY_ROUND = {"start": "----", "sft": "+---", "1": "++--", "2": "+++-", "3": "+---", "final": "++--"}
+BY_ROUND = {"sft": "+---", "1": "++--", "2": "+++-", "3": "+---", "4": "++--", "final": "++--"}
 
 
-def evaluated(**changes) -> dict[str, str]:
-    """Return evaluation results by label."""
-    return {f"evaluate[{name}]": shown for name, shown in {**BY_ROUND, **changes}.items()}
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory):
+    """Return a folder with runs that were evaluated in their rounds, by name."""
+
+    def run(start="----", **changes):
+        shown = {**BY_ROUND, "start": start}
+        return pretend(root, episodes={f"evaluate[{name}]": shown[name] for name in shown}, **changes)
+
+    root = tmp_path_factory.mktemp("rounds")
+    baseline = run(**EVERY)
+    return root, {
+        "baseline": baseline,
+        "short": run(rounds=2, seed=1, warmup=None),
+        "best": run(**EVERY, seed=1, deploy={"policy": "best"}),
+        "fork": run(start="+++-", **EVERY, fork=f"{baseline.short}@2"),
+        "stopped": run(**EVERY, seed=1, stop_at="judge[3]"),
+    }
 
 
-def test_success_by_round_goes_from_the_start_of_the_rounds_to_the_final_policy(tmp_path, capsys):
-    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
-    short = pretend(tmp_path, rounds=2, seed=1, warmup=None, episodes=evaluated())
-    first, second = compare(tmp_path, [baseline.id, short.id]).runs
+def test_success_by_round_goes_from_the_start_of_the_rounds_to_the_final_policy(rounds, capsys):
+    root, runs = rounds
+    baseline, short = runs["baseline"], runs["short"]
+    first, second = compare(root, [baseline.id, short.id]).runs
     assert {number: summary["success"]["mean"] for number, summary in first.heldout.items()} == {
         0: 0.25, 1: 0.5, 2: 0.75, 3: 0.25, 4: 0.5,
     }  # fmt: skip
     assert first.heldout[4] == first.evaluations["final"].summary
     assert {number: summary["success"]["mean"] for number, summary in second.heldout.items()} == {0: 0.0, 2: 0.5}
-    assert main([baseline.id, short.id, f"root={tmp_path}"]) == 0
+    assert main([baseline.id, short.id, f"root={root}"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"success by round \(▁ 0, █ 1\) +▃▅▇▃▅ rounds 0 to 4 +▁▅ rounds 0 to 2\n", text)
     assert re.search(r"highest success +0\.750 \[.*\] round 2 +0\.500 \[.*\] round 2\n", text)
     assert "selected" not in text
-    assert main([baseline.id, short.id, f"root={tmp_path}", "--json"]) == 0
+    assert main([baseline.id, short.id, f"root={root}", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)["runs"]
     assert list(data[0]["heldout"]) == ["0", "1", "2", "3", "4"]
     assert data[0]["heldout"]["2"] == json.loads(json.dumps(first.heldout[2]))
     assert [run["chosen"] for run in data] == [None, None]
 
 
-def test_success_by_round_is_a_line_with_its_interval_and_the_chosen_round_has_a_ring(tmp_path, capsys):
-    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
-    best = pretend(tmp_path, **EVERY, seed=1, deploy={"policy": "best"}, episodes=evaluated(**{"4": "++--"}))
-    comparison_page = page(tmp_path, baseline.id, best.id)
-    run = compare(tmp_path, [baseline.id, best.id]).runs[1]
+def test_success_by_round_is_a_line_with_its_interval_and_the_chosen_round_has_a_ring(rounds, capsys):
+    root, runs = rounds
+    best = runs["best"]
+    comparison_page = page(root, runs["baseline"].id, best.id)
+    comparison = compare(root, [runs["baseline"].id, best.id])
+    assert comparison.against[0].title == "B round 2 (best) against A after GRPO"
+    run = comparison.runs[1]
     assert run.chosen == best.stage("evaluate[final]").step == 2
     assert list(run.heldout) == [0, 1, 2, 3, 4]
     titles = [words for words in comparison_page.words if re.match(r"[AB], round \d: ", words)]
@@ -222,35 +242,21 @@ def test_success_by_round_is_a_line_with_its_interval_and_the_chosen_round_has_a
     assert re.search(r"selected as best +– +round 2\n", capsys.readouterr().out)
 
 
-def test_a_run_that_ended_early_or_began_later_has_the_rounds_that_it_has(tmp_path):
-    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
-    fork = pretend(tmp_path, **EVERY, fork=f"{baseline.short}@2", episodes=evaluated(start="+++-"))
-    stopped = pretend(tmp_path, **EVERY, seed=1, stop_at="judge[3]", episodes=evaluated())
-    runs = compare(tmp_path, [baseline.id, fork.id, stopped.id]).runs
-    assert [list(run.heldout) for run in runs] == [[0, 1, 2, 3, 4], [2, 3, 4], [0, 1, 2]]
+def test_a_run_that_ended_early_or_began_later_has_the_rounds_that_it_has(rounds):
+    root, runs = rounds
+    comparison = compare(root, [runs[name].id for name in ("baseline", "fork", "stopped")])
+    assert [list(run.heldout) for run in comparison.runs] == [[0, 1, 2, 3, 4], [2, 3, 4], [0, 1, 2]]
+    assert comparison.against[1].title == "C round 2 against A after GRPO"
+    assert list(comparison.runs[2].rounds) == [1, 2]
 
 
-def test_a_stopped_run_is_compared_by_the_last_evaluation_of_its_rounds(tmp_path):
-    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
-    stopped = pretend(tmp_path, **EVERY, seed=1, stop_at="judge[3]", episodes=evaluated())
-    comparison = compare(tmp_path, [baseline.id, stopped.id])
-    assert comparison.against[0].title == "B round 2 against A after GRPO"
-    assert list(comparison.runs[1].rounds) == [1, 2]
-
-
-def test_a_policy_that_was_chosen_is_called_so(tmp_path):
-    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
-    best = pretend(tmp_path, **EVERY, seed=1, deploy={"policy": "best"}, episodes=evaluated(**{"4": "++--"}))
-    assert compare(tmp_path, [baseline.id, best.id]).against[0].title == "B round 2 (best) against A after GRPO"
-
-
-def test_evaluations_in_the_rounds_that_are_gone_or_damaged_are_told(tmp_path):
-    baseline = pretend(tmp_path, **EVERY, episodes=evaluated())
-    other = pretend(tmp_path, **EVERY, seed=1, episodes=evaluated())
-    store = Store(tmp_path / "artifacts")
+def test_evaluations_in_the_rounds_that_are_gone_or_damaged_are_told(rounds, tmp_path):
+    root = shutil.copytree(rounds[0], tmp_path / "runs")
+    baseline, other = rounds[1]["baseline"], rounds[1]["best"]
+    store = Store(root / "artifacts")
     shutil.rmtree(store.path(other.stage("evaluate[1]").key))
     (store.path(other.stage("evaluate[3]").key) / "summary.json").write_text("{}")
-    runs = compare(tmp_path, [baseline.id, other.id]).runs
+    runs = compare(root, [baseline.id, other.id]).runs
     assert runs[0].notes == []
     assert runs[1].notes == [
         "no longer in the store, or damaged, so curves are incomplete: evaluate[1], evaluate[3]",
@@ -351,24 +357,19 @@ def test_a_damaged_evaluation_is_left_out_and_left_alone(two):
     assert {found: found.stat().st_mtime_ns for found in root.rglob("*")} == before
 
 
-@pytest.mark.parametrize(
-    ("references", "message"),
-    [
-        ([], "required: RUN"),
-        (["test"], "expected 2 to 26 runs to compare, not 1"),
-        (["test", "nothing"], "there is no run 'nothing'"),
-        (["test", "latest"], r"run \w{8} \(test\) is given twice, the second time as 'latest'"),
-        (["test"] * 27, "expected 2 to 26 runs"),
-    ],
-)
-def test_mistakes_are_answered(tmp_path, capsys, references, message):
+def test_mistakes_are_answered(tmp_path, capsys):
     pretend(tmp_path, rounds=1)
-    try:
-        code = main([*references, f"root={tmp_path}"])
-    except SystemExit as stop:
-        code = stop.code
-    assert code == 2
-    assert re.search(message, capsys.readouterr().err)
+    with pytest.raises(SystemExit, match="2"):
+        main([f"root={tmp_path}"])
+    assert "required: RUN" in capsys.readouterr().err
+    for references, message in {
+        "test": "expected 2 to 26 runs to compare, not 1",
+        "test nothing": "there is no run 'nothing'",
+        "test latest": r"run \w{8} \(test\) is given twice, the second time as 'latest'",
+        "test " * 27: "expected 2 to 26 runs",
+    }.items():
+        assert main([*references.split(), f"root={tmp_path}"]) == 2
+        assert re.search(message, capsys.readouterr().err), message
     assert not (tmp_path / "compare").exists()
 
 
@@ -440,11 +441,7 @@ def test_the_page_shows_both_episodes_of_each_scenario_that_changed(two):
     assert len([link for link in links if link.startswith("#episodes-")]) == 6
     pair = text[text.index("shop-0 back to the list") :]
     assert re.search(r"A solved shop-0.*B not solved shop-0", pair)
-
-
-def test_the_page_is_self_contained(two):
-    root, one, other = two
-    comparison_page = page(root, one.id, other.id)
+    # It is self-contained.
     assert not {"script", "link", "img"} & set(comparison_page.tags)
     assert not [name for _, name, _ in comparison_page.attributes if name in ("src", "srcset", "data", "action")]
     html = (root / "compare" / f"{one.short}-{other.short}.html").read_text()
@@ -476,14 +473,11 @@ def test_only_the_first_hundred_pairs_are_on_the_page(tmp_path):
     from components.evaluation.comparison import MOST_PAIRS
 
     baseline = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played(set(), MOST_PAIRS + 5)})
-    other = pretend(
-        tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": played(set(range(MOST_PAIRS + 5)), MOST_PAIRS + 5)}
-    )
+    solved = played(set(range(MOST_PAIRS + 5)), MOST_PAIRS + 5)
+    other = pretend(tmp_path, rounds=1, seed=1, episodes={"evaluate[final]": solved})
     comparison_page = page(tmp_path, baseline.id, other.id)
-    assert (
-        len([value for _, name, value in comparison_page.attributes if name == "href" and "#episodes-" in value])
-        == MOST_PAIRS
-    )
+    links = [value for _, name, value in comparison_page.attributes if name == "href" and "#episodes-" in value]
+    assert len(links) == MOST_PAIRS
     assert f"The episodes of the first {MOST_PAIRS} follow." in comparison_page.text
     assert f"shop-{MOST_PAIRS + 4}" in comparison_page.text
 
@@ -517,16 +511,14 @@ def seeded(root: Path, solved, **changes) -> list:
     ]
 
 
-@pytest.fixture
-def settings(tmp_path):
-    """Return runs of two settings with three seeds each."""
-    before = seeded(tmp_path, [set(range(8)), set(range(2, 11)), set(range(1, 9))])
-    after = seeded(
-        tmp_path,
-        [set(range(24)), set(range(2, 25)), set(range(1, 26))],
-        algorithm={"name": "grpo", "learning_rate": 5e-4},
-    )
-    return tmp_path, before, after
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """Return a folder with runs of two settings with three seeds each."""
+    root = tmp_path_factory.mktemp("settings")
+    before = seeded(root, [set(range(8)), set(range(2, 11)), set(range(1, 9))])
+    faster = {"name": "grpo", "learning_rate": 5e-4}
+    after = seeded(root, [set(range(24)), set(range(2, 25)), set(range(1, 26))], algorithm=faster)
+    return root, before, after
 
 
 def test_runs_that_differ_in_their_seed_form_sides_with_a_verdict(settings, capsys):
@@ -548,11 +540,11 @@ def test_runs_that_differ_in_their_seed_form_sides_with_a_verdict(settings, caps
     assert stated["method"].endswith("paired by scenario")
 
 
-def test_the_page_of_sides_has_the_verdict_and_the_command(settings):
+def test_the_page_of_sides_has_the_verdict_and_the_command(settings, tmp_path):
     root, before, after = settings
     sides = [f"A={','.join(run.short for run in before)}", f"B={','.join(run.short for run in after)}"]
-    assert main([*sides, f"root={root}"]) == 0
-    (path,) = (root / "compare").glob("*.html")
+    path = tmp_path / "page.html"
+    assert main([*sides, f"root={root}", "--html", str(path)]) == 0
     text = Page(path.read_text()).text
     assert "B against A: better: success +0.392 [" in text
     assert f"python -m flows.compare {' '.join(sides)}" in text
@@ -565,22 +557,19 @@ def test_a_setting_with_one_seed_has_no_interval(settings):
     assert "B has one seed" in verdict.advice
 
 
-@pytest.mark.parametrize(
-    ("sides", "message"),
-    [
-        (["A=0,1", "B=3"], "side B has 1 run: an interval over seeds needs at least 2 runs"),
-        (["A=0,1"], "there is only the side A"),
-        (["A=0,1", "3"], "is a run without a side"),
-        (["A=0,1", "A=3,4"], "side A is given twice"),
-        (["A=0,3", "B=1,4"], "side A mixes settings: algorithm.learning_rate = 0.0001 .run .*, 0.0005 .run"),
-    ],
-)
-def test_mistakes_in_sides_are_answered(settings, capsys, sides, message):
+def test_mistakes_in_sides_are_answered(settings, capsys):
     root, before, after = settings
     runs = [run.id for run in (*before, *after)]
-    arguments = [re.sub(r"\d", lambda match: runs[int(match[0])], side) for side in sides]
-    assert main([*arguments, f"root={root}"]) == 2
-    assert re.search(message, capsys.readouterr().err)
+    for sides, message in {
+        "A=0,1 B=3": "side B has 1 run: an interval over seeds needs at least 2 runs",
+        "A=0,1": "there is only the side A",
+        "A=0,1 3": "is a run without a side",
+        "A=0,1 A=3,4": "side A is given twice",
+        "A=0,3 B=1,4": "side A mixes settings: algorithm.learning_rate = 0.0001 .run .*, 0.0005 .run",
+    }.items():
+        arguments = re.sub(r"\d", lambda match: runs[int(match[0])], sides).split()
+        assert main([*arguments, f"root={root}"]) == 2
+        assert re.search(message, capsys.readouterr().err), sides
 
 
 def test_sides_that_share_no_scenario_have_no_verdict(settings, capsys):

@@ -16,43 +16,44 @@ TORCHRUN, FSDP, PLACE = "compute.places.torchrun", "compute.places.fsdp", "compu
 SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm", "store=file:///shared"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "key", "words"),
-    [
-        (["compute=torchrun", f"{TORCHRUN}.processes=0"], f"{TORCHRUN}.processes", "at least 1"),
-        (["compute=torchrun", f"{TORCHRUN}.processes=9"], f"{TORCHRUN}.processes", "expected at most 8"),
-        (["compute=torchrun", f"{TORCHRUN}.strategy=fsdp3"], f"{TORCHRUN}.strategy", "fsdp"),
-        (
-            ["compute=torchrun", "compute.stages.collect=torchrun"],
-            "compute.stages.collect",
-            "which only train and reward_model support",
-        ),
-        ([*SLURM, f"{PLACE}.nodes=2", f"{PLACE}.processes=5"], f"{PLACE}.processes", "5 on each of 2 nodes"),
-        (
-            [*SLURM, f"{PLACE}.processes=2", f"{PLACE}.strategy=fsdp", "model.quantization=nf4"],
-            f"{PLACE}.strategy",
-            "ddp",
-        ),
-        (["compute=fsdp", "model.quantization=nf4"], f"{FSDP}.strategy", "expected ddp"),
-        (["compute=fsdp", "model.lora=null", "model.dtype=bfloat16"], f"{FSDP}.strategy", "model.dtype=float32"),
-        (
-            ["compute=fsdp", "model.lora=null", "algorithm=ppo"],
-            f"{FSDP}.strategy",
-            "ppo does not support sharded training",
-        ),
-    ],
-)
-def test_a_place_that_cannot_run_a_stage_is_refused(lines, key, words):
-    with pytest.raises(SpecError) as caught:
-        compose(lines)
-    assert words in {problem.path: problem.message for problem in caught.value.problems}[key]
+REFUSED = [
+    (["compute=torchrun", f"{TORCHRUN}.processes=0"], f"{TORCHRUN}.processes", "at least 1"),
+    (["compute=torchrun", f"{TORCHRUN}.processes=9"], f"{TORCHRUN}.processes", "expected at most 8"),
+    (["compute=torchrun", f"{TORCHRUN}.strategy=fsdp3"], f"{TORCHRUN}.strategy", "fsdp"),
+    (
+        ["compute=torchrun", "compute.stages.collect=torchrun"],
+        "compute.stages.collect",
+        "which only train and reward_model support",
+    ),
+    ([*SLURM, f"{PLACE}.nodes=2", f"{PLACE}.processes=5"], f"{PLACE}.processes", "5 on each of 2 nodes"),
+    (
+        [*SLURM, f"{PLACE}.processes=2", f"{PLACE}.strategy=fsdp", "model.quantization=nf4"],
+        f"{PLACE}.strategy",
+        "ddp",
+    ),
+    (["compute=fsdp", "model.quantization=nf4"], f"{FSDP}.strategy", "expected ddp"),
+    (["compute=fsdp", "model.lora=null", "model.dtype=bfloat16"], f"{FSDP}.strategy", "model.dtype=float32"),
+    (
+        ["compute=fsdp", "model.lora=null", "algorithm=ppo"],
+        f"{FSDP}.strategy",
+        "ppo does not support sharded training",
+    ),
+]
+"""Overrides, the key that is refused, and why."""
 
 
-@pytest.mark.parametrize("lines", [["compute=zero2", "model.lora=null"], ["compute=torchrun", "algorithm=ppo"]])
-def test_only_the_training_runs_in_several_processes(lines):
-    compute = compose(lines).compute
-    assert compute.place("train").name == "torchrun"
-    assert compute.place("collect").name == compute.place("reward_model").name == "local"
+def test_a_place_that_cannot_run_a_stage_is_refused():
+    for lines, key, words in REFUSED:
+        with pytest.raises(SpecError) as caught:
+            compose(lines)
+        assert words in {problem.path: problem.message for problem in caught.value.problems}.get(key, ""), lines
+
+
+def test_only_the_training_runs_in_several_processes():
+    for lines in (["compute=zero2", "model.lora=null"], ["compute=torchrun", "algorithm=ppo"]):
+        compute = compose(lines).compute
+        assert compute.place("train").name == "torchrun"
+        assert compute.place("collect").name == compute.place("reward_model").name == "local"
 
 
 def test_the_runner_of_a_place_knows_the_stages_that_several_processes_train(tmp_path, screen):

@@ -5,22 +5,23 @@ import logging
 import re
 from pathlib import Path
 
-import pytest
-
 from components.errors import ResourceError
 from flows.terminal import console
-from flows.terminal.console import Console, duration, logging_to
+from flows.terminal.console import duration, logging_to
 from flows.terminal.exit_codes import print_error
 
 
 def test_lines_go_to_the_screen_and_to_the_file(screen, tmp_path):
     shown, stream = screen
+    before = logging.getLogger().handlers[:]
     with logging_to(tmp_path / "logs" / "run.log", shown):
+        assert logging.getLogger().handlers != before
         shown.line("round 1/2  reward 0.500 [not markup]")
         logging.getLogger("flows.x").info("only in the file")
         logging.getLogger("some.library").warning("take care")
         logging.getLogger("prefect.engine").error("Crash detected!")  # without a handler that sends to the server
         logging.getLogger("py.warnings").warning("old")  # where captureWarnings sends them
+    assert logging.getLogger().handlers == before
     text, log = stream.getvalue(), (tmp_path / "logs" / "run.log").read_text()
     assert "round 1/2  reward 0.500 [not markup]" in text
     assert "take care" in text
@@ -29,13 +30,6 @@ def test_lines_go_to_the_screen_and_to_the_file(screen, tmp_path):
     assert "old" not in text
     for words in ("round 1/2", "only in the file", "take care", "Crash detected!", "old"):
         assert words in log
-
-
-def test_root_logging_is_put_back(screen, tmp_path):
-    before = logging.getLogger().handlers[:]
-    with logging_to(tmp_path / "run.log", screen[0]):
-        assert logging.getLogger().handlers != before
-    assert logging.getLogger().handlers == before
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(screen, monkeypatch):
@@ -92,27 +86,20 @@ def test_stages_at_the_same_time_have_a_bar_each_in_one_display(monkeypatch):
     assert text.count("beside the bars") == 2
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.04, "0.0 s"), (59.6, "60 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
+def test_durations():
+    assert [duration(seconds) for seconds in (0.04, 59.6, 185, 7800)] == ["0.0 s", "60 s", "3 min 05 s", "2 h 10 min"]
 
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2Jgone\x9b31m"
 
 
-def test_errors_with_foreign_text_have_no_control_codes(capsys):
+def test_foreign_text_in_errors_lines_and_warnings_has_no_control_codes(capsys, screen, tmp_path):
     print_error(ResourceError(f"the server answered: {ESCAPE}\n\tsecond line"))
     shown = capsys.readouterr().err
     assert not set("\x1b\x07\x9b") & set(shown)
     assert "gone" in shown
     assert shown.endswith("\n        second line\n")
-
-
-def test_lines_and_warnings_of_a_run_have_no_control_codes(tmp_path):
-    stream = io.StringIO()
-    shown = Console(stream)
+    shown, stream = screen
     with logging_to(tmp_path / "log", shown):
         shown.line(ESCAPE)
         logging.getLogger("somebody").warning(ESCAPE)

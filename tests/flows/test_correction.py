@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import pytest
-
 from flows.experiment.correction import corrected_algorithm
 from flows.planning.plan import plan
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import DATA, Recorder
 
+BFLOAT16 = {"model": {**DATA["model"], "dtype": "bfloat16"}}
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
+
+def test_auto_corrects_where_log_probabilities_differ(tmp_path):
+    for changes, expected in (
         ({}, "none"),
-        ({"model": {**DATA["model"], "dtype": "bfloat16"}}, "truncate"),
+        (BFLOAT16, "truncate"),
         ({"collect": {**DATA["collect"], "overlap": 1}}, "truncate"),
         ({"replay": {"share": 0.25}}, "none"),
-        ({"replay": {"share": 0.25}, "algorithm": {"name": "gspo"}}, "truncate"),
-        ({"model": {**DATA["model"], "dtype": "bfloat16"}, "algorithm": {"name": "ppo"}}, "truncate"),
-        (
-            {"model": {**DATA["model"], "dtype": "bfloat16"}, "algorithm": {"name": "grpo", "correction": "none"}},
-            "none",
-        ),
+        ({"replay": {"share": 0.25}, "algorithm": {"name": "gspo"}}, "truncate"),  # ratios of whole sequences
+        ({**BFLOAT16, "algorithm": {"name": "ppo"}}, "truncate"),
+        ({**BFLOAT16, "algorithm": {"name": "grpo", "correction": "none"}}, "none"),
         ({"algorithm": {"name": "grpo", "correction": "mask"}}, "mask"),
-    ],
-    ids=["same", "bfloat16", "overlap", "replay", "replay by sequence", "ppo in bfloat16", "none said", "mask said"],
-)
-def test_auto_corrects_where_log_probabilities_differ(tmp_path, changes, expected):
-    changes = {"filter": {"_target_": "components.filters.everything.Everything"}, **changes}
-    spec = spec_of(tmp_path, **changes)
-    assert corrected_algorithm(spec).correction == expected
-    part = Recorder(tmp_path, **changes).requests["train[1]"].spec
-    assert part["algorithm"]["correction"] == expected  # the trainer never decides
+    ):
+        changes = {"filter": {"_target_": "components.filters.everything.Everything"}, **changes}
+        assert corrected_algorithm(spec_of(tmp_path, **changes)).correction == expected, changes
+        part = Recorder(tmp_path, **changes).requests["train[1]"].spec
+        assert part["algorithm"]["correction"] == expected  # the trainer never decides
 
 
 def test_the_plan_says_what_auto_stands_for_and_why(tmp_path):
-    notes = plan(spec_of(tmp_path, model={**DATA["model"], "dtype": "bfloat16"})).notes
+    notes = plan(spec_of(tmp_path, **BFLOAT16)).notes
     assert "algorithm.correction=auto resolves to truncate" in " ".join(notes)
     assert "model.dtype=bfloat16" in " ".join(notes)
     assert "algorithm.correction" not in " ".join(plan(spec_of(tmp_path)).notes)

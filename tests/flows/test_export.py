@@ -82,27 +82,23 @@ def content(artifact) -> list:
     ]
 
 
-def test_the_command_offers_every_form_that_can_be_written():
+def test_an_export_imports_as_the_same_examples(tmp_path, capsys):
     assert set(FORMS) == set(EXPORTED) == set(SOURCES)
-
-
-@pytest.mark.parametrize("form", SOURCES)
-def test_an_export_imports_as_the_same_examples(form, tmp_path, capsys):
-    root = tmp_path / "root"
-    context = Context.at(root)
-    rows = [{**row, "type": "easy"} for row in samples.FORMS[SOURCES[form]]]
-    first = imported(context, write(tmp_path / "a.jsonl", rows))
-    recorded(root, ("import", first))
-    out = tmp_path / "out"
-    assert main(["latest", "--form", form, "--out", str(out), "--json", f"root={root}"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["exported"] == result["episodes"] == first[1].metrics["episodes"]
-    made, again = imported(context, out)
-    assert made.spec["data"]["form"] == ("trajectories" if form == "parquet" else form)
-    expected = content(first[1])
-    if form == "agenttraj":  # the type is the beginning of item_id
-        expected = [(*item[:4], "shop", item[5]) for item in expected]
-    assert content(again) == expected
+    for form, source in SOURCES.items():
+        root, out = tmp_path / form, tmp_path / form / "out"
+        context = Context.at(root)
+        rows = [{**row, "type": "easy"} for row in samples.FORMS[source]]
+        first = imported(context, write(tmp_path / "a.jsonl", rows))
+        recorded(root, ("import", first))
+        assert main(["latest", "--form", form, "--out", str(out), "--json", f"root={root}"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["exported"] == result["episodes"] == first[1].metrics["episodes"], form
+        made, again = imported(context, out)
+        assert made.spec["data"]["form"] == ("trajectories" if form == "parquet" else form)
+        expected = content(first[1])
+        if form == "agenttraj":  # the type is the beginning of item_id
+            expected = [(*item[:4], "shop", item[5]) for item in expected]
+        assert content(again) == expected, form
 
 
 def test_the_card_has_counts_provenance_and_a_command(tmp_path, capsys):

@@ -26,6 +26,8 @@ def test_it_goes_on_from_there(tmp_path):
     assert new.stage("train[2]").request["inputs"]["start"] == start
     assert new.stage("train[2]").key != run.stage("train[2]").key
     assert new.forked == {"0": run.stage("train[sft]").key, "1": start}
+    again = pretend(tmp_path, rounds=3, fork=f"{new.short}@1", seed=5)
+    assert again.forked == new.forked  # a fork of a fork
 
 
 def test_with_nothing_changed_it_finds_all_of_the_run(tmp_path):
@@ -35,24 +37,17 @@ def test_with_nothing_changed_it_finds_all_of_the_run(tmp_path):
     assert new.stage("train[2]").key == run.stage("train[2]").key
 
 
-@pytest.mark.parametrize(("at", "label"), [("@0", "train[sft]"), ("@2", "train[2]"), ("", "train[2]")])
-def test_every_step_that_was_trained_can_be_forked(tmp_path, at, label):
+def test_every_step_that_was_trained_can_be_forked(tmp_path):
     run = pretend(tmp_path, rounds=2)
-    fork = resolve(spec_of(tmp_path, rounds=4, fork=f"{run.id}{at}"), Store(tmp_path / "artifacts"))
-    assert fork is not None
-    assert fork.checkpoint.key == run.stage(label).key
-    assert fork.reference is not None
-    assert fork.reference.key == run.stage("train[sft]").key
+    for at, label in {"@0": "train[sft]", "@2": "train[2]", "": "train[2]"}.items():
+        fork = resolve(spec_of(tmp_path, rounds=4, fork=f"{run.id}{at}"), Store(tmp_path / "artifacts"))
+        assert fork is not None
+        assert fork.checkpoint.key == run.stage(label).key
+        assert fork.reference is not None
+        assert fork.reference.key == run.stage("train[sft]").key
 
 
-def test_a_fork_of_a_fork(tmp_path):
-    run = pretend(tmp_path, rounds=2)
-    fork = pretend(tmp_path, rounds=3, fork=f"{run.short}@1")
-    again = pretend(tmp_path, rounds=3, fork=f"{fork.short}@1", seed=5)
-    assert again.forked == fork.forked
-
-
-@pytest.mark.parametrize("reference", ["latest", "test", "test@2"])
+@pytest.mark.parametrize("reference", ["latest", "test@2"])
 def test_the_same_command_begins_where_it_began_before(tmp_path, reference):
     """Though the run of the first try is now the latest of that name, and has trained further."""
     run = pretend(tmp_path, rounds=2)
@@ -75,41 +70,26 @@ def test_a_run_that_failed_can_be_forked(tmp_path):
     assert pretend(tmp_path, fork=f"{run.short}@1").forked["1"] == run.stage("train[1]").key
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"fork": "{run}@7"}, r"fork: run {run} has no checkpoint of step 7; expected one of 0, 1, 2"),
-        ({"fork": "{run}@2", "rounds": 2}, r"step 2 of run {run} leaves nothing to do with rounds=2.*rounds=3 or more"),
+def test_what_cannot_be_forked_is_refused(tmp_path):
+    run, store = pretend(tmp_path, rounds=2), Store(tmp_path / "artifacts")
+    untrained = pretend(tmp_path, seed=1, stop_at="collect[sft]")
+    other = {"name": "tiny", "source": "random", "lora": {"rank": 2}}
+    for fork, changes, message in (
+        (f"{run.short}@7", {}, rf"fork: run {run.short} has no checkpoint of step 7; expected one of 0, 1, 2"),
         (
-            {"fork": "{run}@1", "model": {"name": "tiny", "source": "random", "lora": {"rank": 2}}},
-            r"trained another model; set its values: model.lora=",
+            f"{run.short}@2",
+            {"rounds": 2},
+            rf"step 2 of run {run.short} leaves nothing to do with rounds=2.*rounds=3 or",
         ),
-        ({"fork": "{run}@x"}, r"fork"),
-        ({"fork": "{run}@-1"}, r"fork"),
-    ],
-)
-def test_what_cannot_be_forked_is_refused(tmp_path, changes, message):
-    run = pretend(tmp_path, rounds=2)
-    changes = {**changes, "fork": changes["fork"].format(run=run.short)}
-    with pytest.raises(SpecError, match=message.format(run=run.short)):
-        resolve(spec_of(tmp_path, **{"rounds": 4, **changes}), Store(tmp_path / "artifacts"))
-
-
-def test_a_run_that_does_not_exist_is_refused(tmp_path):
-    pretend(tmp_path, rounds=1)
+        (f"{run.short}@1", {"model": other}, r"trained another model; set its values: model.lora="),
+        (f"{run.short}@x", {}, "fork"),
+        (f"{run.short}@-1", {}, "fork"),
+        (untrained.short, {}, "has no checkpoint yet"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            resolve(spec_of(tmp_path, **{"rounds": 4, **changes}, fork=fork), store)
     with pytest.raises(ResourceError, match="no run 'deadbeef'"):
-        resolve(spec_of(tmp_path, fork="deadbeef@1"), Store(tmp_path / "artifacts"))
-
-
-def test_a_run_without_training_is_refused(tmp_path):
-    run = pretend(tmp_path, stop_at="collect[sft]")
-    with pytest.raises(SpecError, match="has no checkpoint yet"):
-        resolve(spec_of(tmp_path, fork=run.short), Store(tmp_path / "artifacts"))
-
-
-def test_a_checkpoint_that_is_gone_is_refused(tmp_path):
-    run = pretend(tmp_path, rounds=1)
-    store = Store(tmp_path / "artifacts")
+        resolve(spec_of(tmp_path, fork="deadbeef@1"), store)
     shutil.rmtree(store.path(run.stage("train[1]").key))
     with pytest.raises(SpecError, match=r"checkpoint of step 1 of run .* is no longer in"):
         resolve(spec_of(tmp_path, rounds=2, fork=f"{run.short}@1"), store)

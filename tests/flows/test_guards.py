@@ -37,19 +37,16 @@ def test_nothing_kept_is_said_with_the_counts_by_reason():
     assert no_signal("filter[2]", {}) is None  # not made yet
 
 
-@pytest.mark.parametrize(
-    ("steps", "rounds", "expected"),
-    [
+def test_rounds_since_an_evaluation_are_compared_with_those_before_it():
+    for steps, rounds, expected in (
         ([0, 2, 4], [1, 2, 3, 4], ([1, 2], [3, 4])),
         ([0, 3], [1, 2, 3], ([1], [2, 3])),  # the first round is played by the policy that was evaluated before
         ([0, 1], [1], ([1], [])),
         ([0, 1, 2], [1, 2], ([1], [2])),
         ([4, 6], [5, 6], ([5], [6])),  # of a fork
         ([0, 2, 4, 5], [1, 2, 3, 4, 5], ([3, 4], [5])),
-    ],
-)
-def test_rounds_since_an_evaluation_are_compared_with_those_before_it(steps, rounds, expected):
-    assert spans(steps, rounds) == expected
+    ):
+        assert spans(steps, rounds) == expected, steps
 
 
 def test_hacking_is_a_reward_that_rises_while_success_clearly_falls():

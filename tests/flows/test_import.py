@@ -175,12 +175,12 @@ def test_a_mistake_names_its_key(context, tmp_path):
         Requests(spec_of(root)).import_data()
 
 
-@pytest.mark.parametrize("group", [[], ["data=file"]])
-def test_the_command_line_sets_the_path_alone(group, tmp_path):
+def test_the_command_line_sets_the_path_alone(tmp_path):
     path = write(tmp_path / "a.jsonl", samples.FORMS["messages"])
-    spec = compose(["+experiment=smoke", *group, f"data.path={path}", "data.form=auto"])
-    assert spec.data.path == str(path)
-    assert Requests(spec).import_data().spec["data"]["form"] == "messages"
+    for group in ([], ["data=file"]):
+        spec = compose(["+experiment=smoke", *group, f"data.path={path}", "data.form=auto"])
+        assert spec.data.path == str(path)
+        assert Requests(spec).import_data().spec["data"]["form"] == "messages"
     mapped = compose(["+experiment=smoke", f"data.path={path}", "data.columns={messages: talk}"])
     assert mapped.data.mapped == {"messages": "talk"}
     with pytest.raises(SpecError, match=r"data\.form: 'thumb': expected one of .*Did you mean 'thumbs'"):

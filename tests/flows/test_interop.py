@@ -159,46 +159,35 @@ def test_scenarios_are_chosen_by_seed_and_by_id():
         shop.scenario(id="train-8")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["environment=shopp"], "environment.*shop"),
-        (["environment=shop", "reward=rubric", "reward.model={url: http://127.0.0.1:1/v1, model: m}"], "asks a model"),
-    ],
-)
-def test_a_configuration_that_cannot_be_served_is_refused(overrides, message):
-    with pytest.raises(SpecError, match=message):
-        load(overrides)
-
-
-def test_an_unknown_split_is_refused():
+def test_a_configuration_that_cannot_be_served_is_refused():
+    judged = ["environment=shop", "reward=rubric", "reward.model={url: http://127.0.0.1:1/v1, model: m}"]
+    with pytest.raises(SpecError, match=r"environment.*shop"):
+        load(["environment=shopp"])
+    with pytest.raises(SpecError, match="asks a model"):
+        load(judged)
     with pytest.raises(SpecError, match="'validation': shop has no scenarios"):
         load(["environment=shop"], "validation")
 
 
-@pytest.mark.parametrize(
-    ("text", "has_tools", "calls", "content"),
-    [
-        ("left", True, [], "left"),
-        ('{"name": "go", "arguments": {"to": 1}}', True, [("go", {"to": 1})], ""),
-        ('[{"name": "a"}, {"name": "b", "arguments": {}}]', True, [("a", {}), ("b", {})], ""),
-        ('{"name": "go"}', False, [], '{"name": "go"}'),
-        ('{"answer": 3}', True, [], '{"answer": 3}'),
-        ('{"name": "go", "argu', True, [], '{"name": "go", "argu'),
-        ('{"role": "assistant", "content": "so"}', True, [], "so"),
-    ],
-)
-def test_text_is_a_message_or_tool_calls(text, has_tools, calls, content):
-    action = actions.from_text(text, has_tools)
-    functions = [call["function"] for call in action.get("tool_calls", [])]
-    parsed = [(function["name"], json.loads(function["arguments"])) for function in functions]
-    assert (parsed, action["content"]) == (calls, content)
+def test_text_is_a_message_or_tool_calls():
+    def read(text: str, has_tools: bool = True):
+        action = actions.from_text(text, has_tools)
+        functions = [call["function"] for call in action.get("tool_calls", [])]
+        return [(function["name"], json.loads(function["arguments"])) for function in functions], action["content"]
 
-
-@pytest.mark.parametrize("message", [{"content": 3}, {"tool_calls": 3}, {"tool_calls": [{"function": {}}]}])
-def test_an_invalid_message_is_refused_with_its_part(message):
-    with pytest.raises(InvalidRequest, match=next(iter(message))):
-        actions.from_message(message)
+    assert read('{"name": "go"}', has_tools=False) == ([], '{"name": "go"}')
+    expected = {
+        "left": ([], "left"),
+        '{"name": "go", "arguments": {"to": 1}}': ([("go", {"to": 1})], ""),
+        '[{"name": "a"}, {"name": "b", "arguments": {}}]': ([("a", {}), ("b", {})], ""),
+        '{"answer": 3}': ([], '{"answer": 3}'),
+        '{"name": "go", "argu': ([], '{"name": "go", "argu'),
+        '{"role": "assistant", "content": "so"}': ([], "so"),
+    }
+    assert {text: read(text) for text in expected} == expected
+    for message in ({"content": 3}, {"tool_calls": 3}, {"tool_calls": [{"function": {}}]}):
+        with pytest.raises(InvalidRequest, match=next(iter(message))):
+            actions.from_message(message)
 
 
 def test_sessions_are_separate_limited_and_closed_when_idle():
@@ -226,34 +215,28 @@ def test_the_reference_differs_where_an_episode_differs():
     assert (solved.reward, wrong.reward, wrong.actions) == (1.0, 0.0, (WRONG,))
 
 
-def test_a_port_in_use_is_a_user_error(capsys):
+def test_a_port_in_use_and_an_unknown_environment_are_user_errors(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code = command.main(["environment=guess", "--as", "openenv", "--port", str(port)])
     assert code == 2
     assert f"--port {port}: cannot listen on 127.0.0.1" in capsys.readouterr().err
-
-
-def test_an_unknown_environment_is_a_user_error(capsys):
     assert command.main(["environment=nowhere", "--as", "mcp"]) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--as", "openenv", "--stdio"], "--stdio requires --as mcp"),
-        (["--as", "mcp", "--sessions", "0"], "--sessions 0: expected at least 1"),
-        (["--as", "mcp", "--idle-timeout", "0"], "--idle-timeout 0: expected a positive number"),
-        (["--as", "mcp", "--port", "70000"], "--port 70000: expected 0 to 65535"),
-        (["--as", "soap"], "invalid choice: 'soap'"),
-        ([], "required: --as"),
-    ],
-)
-def test_wrong_options_name_what_is_expected(arguments, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["environment=guess", *arguments])
-    assert message in capsys.readouterr().err
+def test_wrong_options_name_what_is_expected(capsys):
+    for arguments, message in {
+        "--as openenv --stdio": "--stdio requires --as mcp",
+        "--as mcp --sessions 0": "--sessions 0: expected at least 1",
+        "--as mcp --idle-timeout 0": "--idle-timeout 0: expected a positive number",
+        "--as mcp --port 70000": "--port 70000: expected 0 to 65535",
+        "--as soap": "invalid choice: 'soap'",
+        "": "required: --as",
+    }.items():
+        with pytest.raises(SystemExit, match="2"):
+            command.main(["environment=guess", *arguments.split()])
+        assert message in capsys.readouterr().err
 
 
 def test_steps_of_the_environment_are_validated():

@@ -71,30 +71,27 @@ def test_an_episode_over_a_websocket_has_the_rewards_of_the_environment(socket):
     assert (state["step_count"], state["done"], state["reward"]) == (len(steps), True, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "data", "code", "message"),
-    [
-        ("step", {"message": "hello"}, "EXECUTION_ERROR", "step before reset"),
-        ("reset", {"scenario": "shop-0"}, "EXECUTION_ERROR", "shop has no such scenario"),
-        ("reset", {"seed": -1}, "VALIDATION_ERROR", "greater than or equal to 0"),
-        ("reset", {"sed": 1}, "VALIDATION_ERROR", "Extra inputs"),
-        ("step", {"number": 3}, "VALIDATION_ERROR", "Extra inputs"),
-        ("step", {}, "VALIDATION_ERROR", "no action"),
-        ("step", {"type": "call_tool"}, "VALIDATION_ERROR", "call_tool has no tool_name"),
-        ("step", {"tool_name": "refund", "message": "so"}, "VALIDATION_ERROR", "together"),
-        ("step", {"tool_calls": [{}]}, "EXECUTION_ERROR", r"tool_calls[0]"),
-        ("jump", {}, "UNKNOWN_TYPE", "jump"),
-    ],
-)
-def test_a_wrong_request_has_an_error_code_and_a_message(socket, kind, data, code, message):
-    response = socket(kind, data)
-    assert (response["type"], response["data"]["code"]) == ("error", code)
-    assert message in json.dumps(response["data"])
-    assert socket("reset", {"seed": 0})["type"] == "observation"  # the session goes on
+WRONG = [
+    ("step", {"message": "hello"}, "EXECUTION_ERROR", "step before reset"),
+    ("reset", {"scenario": "shop-0"}, "EXECUTION_ERROR", "shop has no such scenario"),
+    ("reset", {"seed": -1}, "VALIDATION_ERROR", "greater than or equal to 0"),
+    ("reset", {"sed": 1}, "VALIDATION_ERROR", "Extra inputs"),
+    ("step", {"number": 3}, "VALIDATION_ERROR", "Extra inputs"),
+    ("step", {}, "VALIDATION_ERROR", "no action"),
+    ("step", {"type": "call_tool"}, "VALIDATION_ERROR", "call_tool has no tool_name"),
+    ("step", {"tool_name": "refund", "message": "so"}, "VALIDATION_ERROR", "together"),
+    ("step", {"tool_calls": [{}]}, "EXECUTION_ERROR", r"tool_calls[0]"),
+    ("jump", {}, "UNKNOWN_TYPE", "jump"),
+]
+"""Type and data of a request, the code of its error, and what its message has."""
 
 
-def test_a_step_after_the_end_and_invalid_json_are_errors(socket):
-    socket("reset")
+def test_a_wrong_request_has_an_error_code_and_a_message_and_the_session_goes_on(socket):
+    for kind, data, code, message in WRONG:
+        response = socket(kind, data)
+        assert (response["type"], response["data"]["code"]) == ("error", code)
+        assert message in json.dumps(response["data"])
+    assert socket("reset", {"seed": 0})["type"] == "observation"
     assert socket("step", {"message": "bye"})["data"]["done"]
     assert "after the end" in socket("step", {"message": "bye"})["data"]["message"]
     socket.connection.send("{")
@@ -129,15 +126,14 @@ def test_the_server_chooses_the_ids_of_http_episodes(urls):
         assert http.post("/step", json={"action": {"message": "up"}}).status_code == 422  # without an id
 
 
-@pytest.mark.parametrize("kind", ["reset", "step"])
-def test_a_connection_cannot_be_used_over_http(urls, socket, kind):
+def test_a_connection_cannot_be_used_over_http(urls):
     created = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
     id = httpx.post(urls["shop"] + "/mcp", json=created).json()["result"]["session_id"]
     with connect(f"{urls['shop'].replace('http', 'ws')}/ws?session_id={id}") as connection:
         connection.send(json.dumps({"type": "reset", "data": {}}))
         connection.recv()
-        body = {"episode_id": id, **({"action": {"message": "hello"}} if kind == "step" else {})}
-        assert httpx.post(f"{urls['shop']}/{kind}", json=body).status_code == 409
+        for kind, body in {"reset": {}, "step": {"action": {"message": "hello"}}}.items():
+            assert httpx.post(f"{urls['shop']}/{kind}", json={"episode_id": id, **body}).status_code == 409
         assert httpx.delete(f"{urls['shop']}/episodes/{id}").status_code == 404
     while httpx.delete(f"{urls['shop']}/episodes/{id}").status_code == 404:  # until the connection has ended
         time.sleep(0.05)

@@ -21,18 +21,22 @@ def start(code):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_raises_where_the_program_is(number):
+def test_a_signal_raises_where_the_program_is_and_signals_are_then_what_they_were(number):
     process = start("""
+        import signal
+        before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
         try:
             with Interruption() as interruption:
                 print("ready", flush=True)
                 time.sleep(60)
         except KeyboardInterrupt:
             print("put away", interruption.happened, flush=True)
+        assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+        assert signal.set_wakeup_fd(-1) == -1
     """)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=600)
-    assert (out, process.returncode) == ("put away True\n", 0)
+    out, errors = process.communicate(timeout=600)
+    assert (out, process.returncode) == ("put away True\n", 0), errors
 
 
 def test_blocked_cleanup_is_cut_short_after_the_last_words_and_none_of_them_can_block_the_exit():
@@ -105,32 +109,16 @@ def test_a_signal_to_a_forked_process_does_not_end_its_parent():
     assert process.returncode == 0
 
 
-def test_after_the_run_signals_are_what_they_were():
-    process = start("""
-        import signal
-        before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-        with Interruption():
-            pass
-        assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
-        assert signal.set_wakeup_fd(-1) == -1
-        print("ready", flush=True)
-    """)
-    assert process.wait(600) == 0
-    process.communicate()
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ("return None", 0),
-        ("return 3", 3),
-        ("sys.exit(2)", 2),
-        ("sys.exit('wrong')", 1),
-        ("raise ValueError('wrong')", 1),
-    ],
-)
-def test_a_command_is_left_with_its_exit_code_and_its_last_duties_done(body, code):
-    process = start(f"""
+def test_a_command_is_left_with_its_exit_code_and_its_last_duties_done():
+    bodies = {
+        "return None": 0,
+        "return 3": 3,
+        "sys.exit(2)": 2,
+        "sys.exit('wrong')": 1,
+        "raise ValueError('wrong')": 1,
+    }
+    processes = {
+        body: start(f"""
         import atexit
         from flows.terminal.interrupt import leave
         atexit.register(print, "duty", file=sys.stderr)
@@ -139,7 +127,9 @@ def test_a_command_is_left_with_its_exit_code_and_its_last_duties_done(body, cod
             {body}
         leave(main)
     """)
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == code
-    assert "duty" in errors
-    assert ("wrong" in errors) == ("wrong" in body)
+        for body in bodies
+    }
+    for body, process in processes.items():
+        _, errors = process.communicate(timeout=600)
+        assert (process.returncode, "duty" in errors) == (bodies[body], True), body
+        assert ("wrong" in errors) == ("wrong" in body)

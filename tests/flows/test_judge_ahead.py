@@ -6,11 +6,11 @@ import asyncio
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from components.errors import JudgeError, SpecError
+from components.specs import validate
 from components.trajectories.schema import History, Message, Scenario, Score, Trajectory
 from components.trajectories.store import read_scores
 from flows.experiment.requests import Requests
@@ -20,6 +20,7 @@ from flows.stages.base import Context
 from flows.stages.execute import find_stage, run_stage
 from flows.stages.judge import JudgeStage
 from tests.flows.pretend import spec_of
+from tests.flows.test_online_rl import Recorder
 
 LOG: list[tuple[float, str]] = []
 """When each episode was judged: of this process alone."""
@@ -102,7 +103,6 @@ def episode(number, sample, text="hello"):
 def judge_ahead(tmp_path, kind, group_size=2):
     context = replace(Context.at(tmp_path), scratch=tmp_path / "scratch")
     (tmp_path / "scratch").mkdir(exist_ok=True)
-    from components.specs import validate
 
     spec = validate(JudgeStage, {"reward": reward(kind)}, allow=("tests",))
     return JudgeAhead(spec, context, group_size)
@@ -170,24 +170,15 @@ def test_scores_of_another_reward_are_not_taken_over(tmp_path):
     assert {score.reward for score in read_scores(judged.path / "scores.parquet")} != {5.0}
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_what_cannot_be_judged_ahead_is_refused_and_no_key_depends_on_it(tmp_path):
+    for change, words in (
         ({"reward": {"_target_": "components.rewards.rules.outcome.Outcome"}}, "waits for no service"),
         ({"collect": {**SMALL["collect"], "reflection": {}}}, "collect.reflection adds episodes"),
-    ],
-)
-def test_what_cannot_be_judged_ahead_is_refused(tmp_path, change, words):
-    options = {**SMALL, "reward": reward(Asked), "judge": {"ahead": True}, **change}
-    with pytest.raises(SpecError, match=rf"judge.ahead: true: .*{words}.*expected false"):
-        spec_of(tmp_path, **options)
-    spec_of(tmp_path, **{**options, "judge": {"ahead": False}})
-
-
-def test_the_keys_of_a_run_do_not_depend_on_it(tmp_path):
-    from tests.flows.test_online_rl import Recorder
-
+    ):
+        options = {**SMALL, "reward": reward(Asked), "judge": {"ahead": True}, **change}
+        with pytest.raises(SpecError, match=rf"judge.ahead: true: .*{words}.*expected false"):
+            spec_of(tmp_path, **options)
+        spec_of(tmp_path, **{**options, "judge": {"ahead": False}})
     options = {"allow": ["tests"], "reward": reward(Asked)}
     runs = [Recorder(tmp_path, **options, judge={"ahead": ahead}) for ahead in (False, True)]
     assert runs[0].keys == runs[1].keys
-    assert Path(tmp_path).exists()
