@@ -1,7 +1,9 @@
-"""Runs that only pretend: real specs, requests, keys, artifacts and records, but no stage computes anything."""
+"""Runs for tests: those that only pretend, with real specs, requests, keys, artifacts and records, whose stages compute
+nothing; and real ones in this process."""
 
 from __future__ import annotations
 
+import io
 import json
 import time
 import uuid
@@ -14,13 +16,16 @@ from components.evaluation.metrics import summarise
 from components.specs import validate
 from components.trajectories.schema import Scenario, Score, Trajectory
 from components.trajectories.store import write_scores, write_trajectories
+from flows.execution.executor import Execution
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import RunRecord, StageRecord, recording
+from flows.recipes.outcome import RunOutcome
 from flows.recipes.run import Run
 from flows.stages import STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import key_part, request_key, run_stage
+from flows.terminal.console import Console
 from tests.flows.test_online_rl import DATA
 
 
@@ -112,6 +117,20 @@ def pretend(
     except Interrupted:
         pass
     return writer.run
+
+
+def run_stages(spec: ExperimentSpec) -> tuple[RunRecord, RunOutcome]:
+    """Run the stages of an experiment in this process, with a record, but without Prefect and MLflow."""
+    root, context = Path(spec.root), Context.at(spec.root)
+    start = StartingPoint.resolve(spec, context.store)
+    data = spec.model_dump(mode="json", by_alias=True)
+    run = RunRecord(uuid.uuid4().hex, spec.name, spec.seed, time.time(), spec=data, forked=start.checkpoints)
+    with recording(root, run) as writer:
+        execution = Execution(spec, context, Console(io.StringIO()), None, root / "log", writer)
+        outcome = Run(spec, execution.artifact, start=start).execute()
+        execution.close()
+    context.warm.close()
+    return writer.run, outcome
 
 
 def write_evaluation(folder: Path, episodes: Sequence[Trajectory]) -> None:

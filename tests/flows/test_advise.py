@@ -65,7 +65,7 @@ def test_every_rule_applies_and_composes_with_and_without_additions(method):
         assert addition.reason in advice.reason
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)  # each is composed
 @given(
     st.builds(
         Situation,

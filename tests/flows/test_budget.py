@@ -10,11 +10,13 @@ import pytest
 from components.errors import BudgetReached, SpecError
 from flows.execution.parallel import in_turn
 from flows.experiment.compose import compose
+from flows.experiment.requests import Requests
 from flows.history.records import Records, RunRecord, StageRecord
 from flows.planning import budget as budgets
 from flows.planning.budget import Amount, RunBudget, earlier_attempts, sufficiency
 from flows.planning.run_plan import PlannedStage, RunPlan
 from flows.recipes.outcome import RunOutcome
+from tests.flows.pretend import spec_of
 
 KEY = "0" * 64
 
@@ -24,8 +26,8 @@ def planned(label, seconds=None, cost=None, status="run", beside=None):
     return PlannedStage(label, 0, stage, 1, {}, status, [], "local", seconds, cost, None, beside)
 
 
-def spec(root, *lines):
-    return compose(["+experiment=smoke", f"root={root}", "compute.price=3.6", *lines])
+def spec(root, **budget):
+    return spec_of(root, compute={"price": 3.6}, budget=budget)
 
 
 def plan(*stages):
@@ -66,17 +68,17 @@ def request(label):
 def test_a_first_stage_beyond_the_budget_is_refused(tmp_path):
     stages = plan(planned("collect[1]", 0.0, 0.0, "cached"), planned("train[1]", 7200.0, 7.2))
     with pytest.raises(SpecError, match=r"budget\.cost: 5: train\[1\] is expected to take cost 7\.20"):
-        RunBudget(spec(tmp_path, "budget.cost=5"), stages).refuse_first()
+        RunBudget(spec(tmp_path, cost=5), stages).refuse_first()
     with pytest.raises(SpecError, match=r"budget\.hours: 1: train"):
-        RunBudget(spec(tmp_path, "budget.hours=1"), stages).refuse_first()
-    RunBudget(spec(tmp_path, "budget.cost=8", "budget.hours=3"), stages).refuse_first()
+        RunBudget(spec(tmp_path, hours=1), stages).refuse_first()
+    RunBudget(spec(tmp_path, cost=8, hours=3), stages).refuse_first()
 
 
 def test_the_run_ends_before_the_stage_that_would_exceed_the_budget(tmp_path, uncached):
     """Stages that ran cost more than planned, so the run uses their median."""
     stages = plan(*(planned(f"collect[{number}]", 1.0, 0.1) for number in range(1, 8)))
     execution = Stages()
-    call = execution.limited(RunBudget(spec(tmp_path, "budget.cost=5"), stages))
+    call = execution.limited(RunBudget(spec(tmp_path, cost=5), stages))
     for number in range(1, 6):
         call(f"collect[{number}]", number, request("collect"))
     with pytest.raises(BudgetReached) as stop:
@@ -91,7 +93,7 @@ def test_the_run_ends_before_the_stage_that_would_exceed_the_budget(tmp_path, un
 def test_background_stages_count_with_the_stage_beside_them(tmp_path, uncached):
     beside = planned("collect[2]", 40.0, 0.0, beside="train[1]")
     execution = Stages(seconds=10.0)
-    call = execution.limited(RunBudget(spec(tmp_path, "budget.hours=0.01"), plan(planned("train[1]", 1.0, 0), beside)))
+    call = execution.limited(RunBudget(spec(tmp_path, hours=0.01), plan(planned("train[1]", 1.0, 0), beside)))
     with pytest.raises(BudgetReached, match=r"before train\[1\], whose estimate is cost 0\.00, 41 s"):
         call("train[1]", 1, request("train"))
 
@@ -99,7 +101,7 @@ def test_background_stages_count_with_the_stage_beside_them(tmp_path, uncached):
 def test_cached_stages_and_stages_without_an_estimate_may_start(tmp_path, monkeypatch):
     execution = Stages(cost=9.0)
     monkeypatch.setattr(budgets, "find_stage", lambda request, context: None if request.stage == "judge" else "cached")
-    call = execution.limited(RunBudget(spec(tmp_path, "budget.cost=1"), plan()))
+    call = execution.limited(RunBudget(spec(tmp_path, cost=1), plan()))
     call("judge[1]", 1, request("judge"))
     call("train[1]", 1, request("train"))
     assert list(execution.done) == ["judge[1]", "train[1]"]
@@ -109,7 +111,7 @@ def test_each_stage_of_a_branch_is_checked_with_those_that_run_beside_it(tmp_pat
     """In turn, branches are checked one after the other; a stage that has finished counts with what it took."""
     stages = plan(*(planned(f"{kind}[{name}]", 10.0, 2.0) for kind in ("collect", "judge") for name in "ab"))
     execution = Stages(cost=2.5)
-    budget = RunBudget(spec(tmp_path, "budget.cost=9"), stages)
+    budget = RunBudget(spec(tmp_path, cost=9), stages)
 
     def branch(name):
         return lambda call: [call(f"{kind}[{name}]", 1, request(kind)) for kind in ("collect", "judge")]
@@ -118,7 +120,7 @@ def test_each_stage_of_a_branch_is_checked_with_those_that_run_beside_it(tmp_pat
     with pytest.raises(BudgetReached, match=r"before judge\[b\], whose estimate is cost 2\.50, .*spent: cost 7\.50"):
         run([branch("a"), branch("b")])
     assert list(execution.done) == ["collect[a]", "judge[a]", "collect[b]"]
-    larger = RunBudget(spec(tmp_path, "budget.cost=13"), stages)
+    larger = RunBudget(spec(tmp_path, cost=13), stages)
     run = larger.guard_branches(in_turn(execution.call), execution, RunOutcome, execution.shown.append)
     assert run([branch("b")]) == [["collect[b]", "judge[b]"]]
     assert execution.shown == ["budget: cost 10.00 of 13 (77%)"]
@@ -132,7 +134,7 @@ def test_time_at_which_stages_run_beside_each_other_counts_once(tmp_path):
         "b[1]": (105.0, Amount(2.0, 10.0)),
         "c[1]": (106.0, Amount(None, None)),
     }
-    committed = RunBudget(spec(tmp_path, "budget.cost=9"), plan())._committed(execution, running)
+    committed = RunBudget(spec(tmp_path, cost=9), plan())._committed(execution, running)
     assert committed == Amount(3.0, 15.0)  # from 100 to 115; what has finished counts with what it took
 
 
@@ -147,12 +149,12 @@ def attempt(settings, name, status, started, *stages):
 
 
 def test_spent_are_the_executed_stages_of_unfinished_attempts_since_the_last_finished_run(tmp_path):
-    small, large = spec(tmp_path, "budget.cost=3"), spec(tmp_path, "budget.cost=7")
+    small, large = spec(tmp_path, cost=3), spec(tmp_path, cost=7)
     now = time.time()
     attempt(small, "a", "FAILED", now - 40, ("collect", "ran"))
     attempt(small, "b", "FINISHED", now - 30, ("collect", "ran"))
     attempt(small, "c", "FAILED", now - 20, ("collect", "ran"), ("judge", "cached"))
-    attempt(spec(tmp_path, "rounds=9"), "d", "FAILED", now - 10, ("collect", "ran"))
+    attempt(spec_of(tmp_path, rounds=9), "d", "FAILED", now - 10, ("collect", "ran"))
     assert [run.id[0] for run in earlier_attempts(large)] == ["c"]
     notes = list(sufficiency(large, plan(planned("train[1]", 10.0, 4.0), planned("train[2]", 10.0, 4.0))))
     assert notes == [
@@ -162,8 +164,7 @@ def test_spent_are_the_executed_stages_of_unfinished_attempts_since_the_last_fin
 
 
 def test_the_plan_says_whether_the_budget_suffices(tmp_path):
-    limits = ["budget.cost=1", "budget.hours=2"]
-    notes = list(sufficiency(spec(tmp_path, *limits), plan(planned("train[1]", 3600.0, None))))
+    notes = list(sufficiency(spec(tmp_path, cost=1, hours=2), plan(planned("train[1]", 3600.0, None))))
     assert notes == [
         "budget.cost=1: unknown whether it suffices, since estimates are missing; the run watches it",
         "budget.hours=2 suffices: at most 1.00 expected",
@@ -176,7 +177,5 @@ def test_a_limited_cost_without_any_price_is_refused():
 
 
 def test_the_budget_is_in_no_stage_key(tmp_path):
-    from flows.experiment.requests import Requests
-
-    first, second = (Requests(spec(tmp_path, *line)).collect(None, 1) for line in ([], ["budget.cost=5"]))
+    first, second = (Requests(spec(tmp_path, **budget)).collect(None, 1) for budget in ({}, {"cost": 5}))
     assert first == second

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from components.errors import SpecError
+from components.errors import ResourceError
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.specs import Target, validate
 from components.trajectories.schema import History, Message, Scenario, Trajectory
@@ -166,12 +166,12 @@ def test_a_file_of_people_that_cannot_be_used_is_said(measured, tmp_path):
         "\n": "no line",
     }.items():
         path.write_text(text)
-        with pytest.raises(SpecError, match=why):
+        with pytest.raises(ResourceError, match=why):
             read_people(path)
     path.write_text('{"trajectory_id": "elsewhere", "score": 3}')
     code, result, stderr = measured("constant", "--people", str(path))
     assert (code, result) == (2, {})
-    assert re.search(r"--people .*none of the 1 ids .* such as 's00/0', found 'elsewhere'", stderr)
+    assert re.search(r"--people: none of the 1 ids .* such as 's00/0', found 'elsewhere'", stderr)
 
 
 def test_several_evaluations_are_judged_together_under_their_labels(measured):

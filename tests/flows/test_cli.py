@@ -325,29 +325,25 @@ def test_what_ends_a_run_decides_the_exit_code(recorded, tmp_path, error, code, 
         assert (ended, words in said, "Traceback" in said) == (code, True, False), mode
 
 
-def test_a_failure_of_our_own_shows_its_trace(recorded, tmp_path):
-    ends = Mock(side_effect=RuntimeError("a bug"))
-    code, _, said = recorded("+experiment=smoke", f"root={tmp_path}/runs", ends=ends)
-    assert (code, "Traceback" in said, "a bug" in said) == (1, True, True)
-
-
-def test_hydra_leaves_logging_alone(tmp_path):
+def test_hydra_leaves_logging_alone_and_a_failure_of_our_own_shows_its_trace(tmp_path):
     code = f"""
     import logging, sys, types
-    def run(*_, **__):
+    def run(spec, **_):
         assert logging.getLogger().handlers == []
         print("RAN", flush=True)
+        if spec.seed == 9:
+            raise RuntimeError("a bug")
         return {{"success": 0.5}}
     sys.modules["flows.session"] = types.ModuleType("flows.session")
     sys.modules["flows.session"].run = run
     from flows.run import main
-    for mode in ([], ["-m"]):
-        main([*mode, "+experiment=smoke", "root={tmp_path}/runs"])
+    for more in ([], ["-m"], ["seed=9"]):
+        main([*more, "+experiment=smoke", "root={tmp_path}/runs"])
     """
     line = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines().count("RAN") == 2
+    assert done.stdout.splitlines().count("RAN") == 3, done.stderr
+    assert (done.returncode, "Traceback" in done.stderr, "a bug" in done.stderr) == (1, True, True)
     assert "[INFO]" not in done.stderr
 
 

@@ -246,8 +246,9 @@ def test_a_run_that_ended_early_or_began_later_has_the_rounds_that_it_has(rounds
     root, runs = rounds
     comparison = compare(root, [runs[name].id for name in ("baseline", "fork", "stopped")])
     assert [list(run.heldout) for run in comparison.runs] == [[0, 1, 2, 3, 4], [2, 3, 4], [0, 1, 2]]
-    assert comparison.against[1].title == "C round 2 against A after GRPO"
-    assert list(comparison.runs[2].rounds) == [1, 2]
+    comparison = compare(root, [runs["baseline"].id, runs["stopped"].id])
+    assert comparison.against[0].title == "B round 2 against A after GRPO"
+    assert list(comparison.runs[1].rounds) == [1, 2]
 
 
 def test_evaluations_in_the_rounds_that_are_gone_or_damaged_are_told(rounds, tmp_path):

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import time
-import uuid
 
 import pytest
 
 from components.errors import SpecError
 from flows import evaluate as command
 from flows.evaluation.policies import own_keys
-from flows.execution.executor import Execution
 from flows.experiment.compose import compose
-from flows.history.records import RunRecord, recording
-from flows.recipes.run import Run
-from flows.stages.base import Context
-from flows.terminal.console import Console
 from tests.docs.pages import ROOT, commands, words
-from tests.flows.pretend import pretend
+from tests.flows.pretend import pretend, run_stages
 from tests.rewards.judge_server import Reply, judge_server
 
 KEY = "sk-of-the-test-0123456789"
@@ -33,15 +25,7 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("root_logger")]
 def trained(tmp_path_factory):
     """Return the record of a real run of one round, and its root."""
     root = tmp_path_factory.mktemp("runs")
-    spec = compose([*SMALL, f"root={root}"])
-    context = Context.at(root)
-    record = RunRecord(uuid.uuid4().hex, spec.name, 0, time.time(), spec=spec.model_dump(mode="json", by_alias=True))
-    with recording(root, record) as writer:
-        execution = Execution(spec, context, Console(io.StringIO()), None, root / "log", writer)
-        Run(spec, execution.artifact).execute()
-        execution.close()
-    context.warm.close()
-    return record, root
+    return run_stages(compose([*SMALL, f"root={root}"]))[0], root
 
 
 @pytest.fixture

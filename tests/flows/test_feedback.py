@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 import torch
@@ -12,27 +11,21 @@ from components.algorithms.policy.policy import Policy
 from components.artifacts import Store
 from components.errors import ResourceError, SpecError
 from components.models.weights import folder, load_tokenizer
-from components.specs import validate
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
 from components.trajectories.feedback import FOLDER, append
 from components.trajectories.store import load_scored, read_trajectories
 from flows.experiment import feedback
 from flows.experiment.requests import Requests
-from flows.experiment.spec import ExperimentSpec
-from flows.experiment.starting_point import StartingPoint
 from flows.history.lineage_graph import Lineage
-from flows.history.records import RunRecord, StageRecord, recording
+from flows.history.records import RunRecord
 from flows.planning.plan import plan
-from flows.recipes.run import Run
 from flows.reporting.lineage import show
-from flows.stages import STAGES
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
 from tests.flows.annotated import EPISODES, played
 from tests.flows.declarations import check_artifact
-from tests.flows.pretend import spec_of
-from tests.flows.test_online_rl import DATA
+from tests.flows.pretend import run_stages, spec_of
 from tests.trajectories.said import chose, corrected, rated
 
 SFT = {"name": "sft", "weight_temperature": 0.25, "learning_rate": 1e-2, "epochs": 3, "pack_tokens": 512}
@@ -50,35 +43,8 @@ TINY = {
 
 
 def run(root, **changes):
-    """A run of real stages on a tiny model, with its record; without Prefect and MLflow."""
-    spec = validate(ExperimentSpec, {**DATA, "root": str(root), **TINY, **changes})
-    context = Context.at(root)
-    start = StartingPoint.resolve(spec, context.store)
-    name = f"{len(list((root / 'records').glob('*.json')))}abcdef0"
-    details = {"spec": spec.model_dump(mode="json", by_alias=True), "forked": start.checkpoints}
-    with recording(root, RunRecord(name, spec.name, 0, time.time(), **details)) as writer:
-
-        def call(label, step, request):
-            artifact, status = run_stage(request, context)
-            stage = STAGES[request.stage]
-            writer.add(
-                StageRecord(
-                    label,
-                    step,
-                    request.to_json(),
-                    stage.version,
-                    artifact.key,
-                    artifact.digest,
-                    stage.kind,
-                    status,
-                    1.0,
-                )
-            )
-            return artifact
-
-        outcome = Run(spec, call, start=start).execute()
-    context.warm.close()
-    return writer.run, outcome
+    """Run real stages on a tiny model."""
+    return run_stages(spec_of(root, **{**TINY, **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +60,7 @@ def episodes_of(outcome):
 
 def logprob(root, checkpoint, episode, target):
     """Of an answer, given all before it, under a checkpoint."""
-    spec = validate(ExperimentSpec, {**DATA, "root": str(root), **TINY}).model
+    spec = spec_of(root, **TINY).model
     base_dir = folder(spec, root / "models")
     policy = Policy(base_dir, spec, 0)
     policy.load(policy.folder(checkpoint.path))
@@ -127,9 +93,8 @@ def test_corrections_and_scores_train_the_policy_that_was_annotated(finished):
     gain, was = (logprob(root, one.checkpoint, b, "512") for one in (learned, outcome))
     assert gain > was + 0.5
     assert learned.evaluations["feedback"].key != outcome.last.key
-    again, _ = run(
-        root, fork=before.id, feedback={"path": str(file), "algorithm": SFT}
-    )  # the file, in place of its folder
+    # The file, in place of its folder.
+    again, _ = run(root, fork=before.id, feedback={"path": str(file), "algorithm": SFT})
     assert {one.status for one in again.stages} == {"cached"}
     append(file, [rated(c, 1, artifact=artifact.digest)])
     more, _ = run(root, fork=before.id, feedback={"path": str(file), "algorithm": SFT})
@@ -146,10 +111,8 @@ def test_choices_train_preferences_exactly_as_people_chose(finished):
     told = Store(root / "artifacts").find(after.stage("feedback").key)
     scored = load_scored(told.path / "trajectories.parquet", told.path / "scores.parquet", None)
     assert {one.id.partition("~")[0]: one.reward for one in scored} == {a.id: 0.0, b.id: 1.0}
-    found = [
-        repr(one.histories) for one in sorted(scored, key=lambda one: one.id)
-    ]  # NaN equals nothing but reads alike
-    assert found == [repr(a.histories), repr(b.histories)]
+    found = [repr(one.histories) for one in sorted(scored, key=lambda one: one.id)]
+    assert found == [repr(a.histories), repr(b.histories)]  # NaN equals nothing but reads alike
     log = [json.loads(line) for line in (learned.checkpoint.path / "log.jsonl").read_text().splitlines()]
     assert [round(log[0]["margin"], 4), log[-1]["accuracy"]] == [0.0, 1.0]
     assert log[-1]["margin"] > 0
@@ -214,9 +177,8 @@ def test_what_cannot_be_learned_is_said_before_the_start(tmp_path):
 
 def test_scores_that_make_no_difference_are_refused(tmp_path):
     part = {"path": "x", "algorithm": {"name": "sft"}}
-    with pytest.raises(
-        SpecError, match=r"feedback\.algorithm\.weight_temperature: null: gives episodes that annotators"
-    ):
+    words = r"feedback\.algorithm\.weight_temperature: null: gives episodes that annotators"
+    with pytest.raises(SpecError, match=words):
         spec_of(tmp_path, feedback=part)
     with pytest.raises(SpecError, match=r"feedback\.algorithm\.name: 'grpo'"):
         spec_of(tmp_path, feedback={"path": "x", "algorithm": {"name": "grpo"}})

@@ -24,12 +24,13 @@ from tests.trajectories.builders import episode
 
 @pytest.fixture
 def requests():
-    scenarios = TicTacToe().scenarios("heldout")[:24]
+    scenarios = TicTacToe().scenarios("heldout")[:12]
     return episode_requests(scenarios, 4, sampling=Sampling(), max_turns=8, seed=0)
 
 
-def options():
-    return {"player": Player(RandomAgent(1000))}
+def play(requests, function=play_episodes, **options):
+    limits = EpisodeLimits(concurrency=8)
+    return function(RandomEngine(), TicTacToe, requests, limits, player=Player(RandomAgent(1000)), **options)
 
 
 class Storing(EpisodeListener):
@@ -41,7 +42,7 @@ class Storing(EpisodeListener):
 
     def end(self, trajectory, seconds):
         self.episodes.add(trajectory, seconds)
-        if len(self.episodes.seconds) % 16 == 0:
+        if len(self.episodes.seconds) % 8 == 0:
             self.most = max(self.most, in_memory())
 
 
@@ -56,42 +57,32 @@ def test_a_collection_holds_no_finished_episode(tmp_path, requests, monkeypatch)
     gc.collect()
     before = in_memory()
     listener = Storing(FinishedEpisodes(tmp_path))
-    names = play_episodes(
-        RandomEngine(), TicTacToe, requests, EpisodeLimits(concurrency=8), listener=listener, **options()
-    )
+    names = play(requests, listener=listener)
     listener.episodes.flush()
     stored = listener.episodes.read(names)
-    assert len(stored) == 96
+    assert len(stored) == 48
     write_trajectories(tmp_path / "stored.parquet", stored)
     numbers = figures(stored)
     gc.collect()
     assert listener.most - before <= 24  # those that run at a time
     assert in_memory() - before <= 10
-    held = run_episodes(RandomEngine(), TicTacToe, requests, EpisodeLimits(concurrency=8), **options())
+    held = play(requests, run_episodes)
     write_trajectories(tmp_path / "held.parquet", held)
     assert (tmp_path / "stored.parquet").read_bytes() == (tmp_path / "held.parquet").read_bytes()
     assert numbers == figures(held)
-    assert numbers["episodes"] == 96.0
+    assert numbers["episodes"] == 48.0
 
 
 def test_a_retry_reuses_the_finished_and_plays_the_others(tmp_path, requests):
     first = FinishedEpisodes(tmp_path)
-    whole = run_episodes(RandomEngine(), TicTacToe, requests, EpisodeLimits(concurrency=8), **options())
-    for trajectory in whole[:60]:
+    whole = play(requests, run_episodes)
+    for trajectory in whole[:30]:
         first.add(trajectory, 1.0)
     first.flush()
     again = FinishedEpisodes(tmp_path)
-    assert set(again.finished) == {trajectory.id for trajectory in whole[:60]}
+    assert set(again.finished) == {trajectory.id for trajectory in whole[:30]}
     listener = Storing(again)
-    names = play_episodes(
-        RandomEngine(),
-        TicTacToe,
-        requests,
-        EpisodeLimits(concurrency=8),
-        finished=again.finished,
-        listener=listener,
-        **options(),
-    )
+    names = play(requests, finished=again.finished, listener=listener)
     again.flush()
     assert list(again.read(names)) == whole
     assert set(again.seconds) == set(names)
