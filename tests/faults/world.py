@@ -29,7 +29,7 @@ class NotedShop(Shop):
         step = super().step(message)
         if step.done and not self._shown and NOTES in os.environ:
             with open(os.environ[NOTES], "a") as file:
-                file.write(f"{self.input['order']}\n")
+                file.write(f"{self.scenario.input['order']}\n")
         return step
 
 
