@@ -34,29 +34,35 @@ def played(code, *earlier):
     return shown, calls
 
 
-@pytest.mark.parametrize("state", ["0", "1", "2", "3"])
-def test_a_mark_that_the_code_could_compute_is_only_output(state):
-    code = "add(1)\nimport os\nprint(MARK, end='', flush=True)\nos._exit(0)"
-    mark = hashlib.sha256(code.encode()).hexdigest()[:16] + state
-    for shown, calls in (played(code, f"MARK = {mark!r}"), played(code.replace("MARK", repr(mark)))):
-        assert calls == [("add", {"number": 1})]
-        assert [called[:2] for called in shown.calls] == calls
-        assert (shown.well, shown.kept, shown.unreadable, shown.lost) == (False, False, False, False)
-        assert mark in shown.text
-        assert "ended the interpreter, with exit code 0" in shown.text
+def test_a_mark_that_the_code_could_compute_is_only_output(subtests):
+    for state in ["0", "1", "2", "3"]:
+        with subtests.test(state=state):
+            code = "add(1)\nimport os\nprint(MARK, end='', flush=True)\nos._exit(0)"
+            mark = hashlib.sha256(code.encode()).hexdigest()[:16] + state
+            for shown, calls in (played(code, f"MARK = {mark!r}"), played(code.replace("MARK", repr(mark)))):
+                assert calls == [("add", {"number": 1})]
+                assert [called[:2] for called in shown.calls] == calls
+                assert (shown.well, shown.kept, shown.unreadable, shown.lost) == (False, False, False, False)
+                assert mark in shown.text
+                assert "ended the interpreter, with exit code 0" in shown.text
 
 
-@pytest.mark.parametrize("state", ["unreadable", "begins", "well", "failed", "lost", "other"])
-def test_a_state_that_the_code_sends_loses_no_call(state):
-    message = json.dumps(json.dumps(state))
-    before, calls = played(f"{SENDS}add(1)\nsend({message}.encode())\nadd(2)\nos._exit(0)")
-    assert calls == [("add", {"number": 1}), ("add", {"number": 2})]
-    assert [called[:2] for called in before.calls] == calls
-    assert not before.unreadable
-    assert (before.well, before.kept, before.lost) == (state == "well", state in ("well", "failed"), state == "lost")
-    later, _ = played("add(3)", f"{SENDS}send({message}.encode())")
-    assert not later.unreadable
-    assert [called[1] for called in later.calls] == [{"number": 3}]
+def test_a_state_that_the_code_sends_loses_no_call(subtests):
+    for state in ["unreadable", "begins", "well", "failed", "lost", "other"]:
+        with subtests.test(state=state):
+            message = json.dumps(json.dumps(state))
+            before, calls = played(f"{SENDS}add(1)\nsend({message}.encode())\nadd(2)\nos._exit(0)")
+            assert calls == [("add", {"number": 1}), ("add", {"number": 2})]
+            assert [called[:2] for called in before.calls] == calls
+            assert not before.unreadable
+            assert (before.well, before.kept, before.lost) == (
+                state == "well",
+                state in ("well", "failed"),
+                state == "lost",
+            )
+            later, _ = played("add(3)", f"{SENDS}send({message}.encode())")
+            assert not later.unreadable
+            assert [called[1] for called in later.calls] == [{"number": 3}]
 
 
 def test_results_of_ordinary_cells():

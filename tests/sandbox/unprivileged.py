@@ -1,4 +1,4 @@
-"""Runs part of a test in a child process, as root or as an ordinary user."""
+"""Parts of a test in a child process, as root or as an ordinary user; and the processes that a program left."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
+import psutil
 import pytest
 
 from components.sandbox import bubblewrap, cgroups
@@ -55,3 +56,12 @@ def run_forked(work: Callable[[], T], uid: int | None = None, before: Callable[[
     if isinstance(outcome, RuntimeError):
         raise outcome
     return outcome
+
+
+def running(mark: str) -> list[int]:
+    """Return the host's processes with these words in their command line."""
+    pids = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and mark in " ".join(process.info["cmdline"] or ()):
+            pids.append(process.pid)
+    return pids
