@@ -95,36 +95,41 @@ def test_the_filters_of_a_configured_chain_and_their_places():
     assert list(links(Target.model_validate(listed))) == [""]
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3])
-def test_the_selection_of_agent_evol(share):
+def test_the_selection_of_agent_evol(subtests):
     """Compare with a reference implementation in plain loops: reward threshold, best episode per scenario, distinct
     conversations, best share of the remaining episodes."""
-    draw = random.Random(1)
-    rows = []
-    for number in range(60):
-        for sample in range(4):
-            history = talk("the same task" if number % 3 else f"task {number}", f"answer {draw.randint(0, 5)}")
-            rows.append(episode(str(number), sample, reward=draw.choice([0.0, 0.5, 1.0, 2.0]), histories=[history]))
-    filter_ = compose(["filter=agent_evol", "algorithm=sft", f"filter.filters.share.share={share}"]).filter.build()
-    chosen = [row for row, selection in zip(rows, selections_of(filter_, rows), strict=True) if selection.kept]
+    for share in [1.0, 0.3]:
+        with subtests.test(share=share):
+            draw = random.Random(1)
+            rows = []
+            for number in range(60):
+                for sample in range(4):
+                    history = talk("the same task" if number % 3 else f"task {number}", f"answer {draw.randint(0, 5)}")
+                    rows.append(
+                        episode(str(number), sample, reward=draw.choice([0.0, 0.5, 1.0, 2.0]), histories=[history])
+                    )
+            filter_ = compose(
+                ["filter=agent_evol", "algorithm=sft", f"filter.filters.share.share={share}"]
+            ).filter.build()
+            chosen = [row for row, selection in zip(rows, selections_of(filter_, rows), strict=True) if selection.kept]
 
-    good = [row for row in rows if row.reward >= 0.99]
-    best_per_scenario, texts = {}, set()
-    for row in sorted(good, key=lambda row: -row.reward):
-        best_per_scenario.setdefault(row.group, row)
-    distinct = []
-    for row in (row for row in rows if row in best_per_scenario.values()):
-        text = tuple(message.content for message in row.histories[0].messages)
-        if text not in texts:
-            texts.add(text)
-            distinct.append(row)
-    if share == 1.0:
-        assert chosen == distinct
-        assert 0 < len(distinct) < len(best_per_scenario) < len({row.group for row in rows})
-    else:
-        rewards = sorted((row.reward for row in distinct), reverse=True)
-        assert {row.id for row in chosen} < {row.id for row in distinct}
-        assert sorted((row.reward for row in chosen), reverse=True) == rewards[: -(-len(rewards) * 3 // 10)]
+            good = [row for row in rows if row.reward >= 0.99]
+            best_per_scenario, texts = {}, set()
+            for row in sorted(good, key=lambda row: -row.reward):
+                best_per_scenario.setdefault(row.group, row)
+            distinct = []
+            for row in (row for row in rows if row in best_per_scenario.values()):
+                text = tuple(message.content for message in row.histories[0].messages)
+                if text not in texts:
+                    texts.add(text)
+                    distinct.append(row)
+            if share == 1.0:
+                assert chosen == distinct
+                assert 0 < len(distinct) < len(best_per_scenario) < len({row.group for row in rows})
+            else:
+                rewards = sorted((row.reward for row in distinct), reverse=True)
+                assert {row.id for row in chosen} < {row.id for row in distinct}
+                assert sorted((row.reward for row in chosen), reverse=True) == rewards[: -(-len(rewards) * 3 // 10)]
 
 
 def test_distinct_compares_with_remaining_episodes_only():

@@ -106,19 +106,20 @@ FILTERS = {
 }
 
 
+def decisions(filter_, files) -> list[Selection]:
+    return [s for episodes, reasons_N in apply(filter_, files) for s in as_selections(episodes, reasons_N)]
+
+
 def test_decisions_are_those_of_the_reference(files, monkeypatch, subtests):
-    for batch in [1, 50, 65_536]:
-        for name in FILTERS:
+    groups: dict[str, list[Trajectory]] = {}
+    for row in read_scored(files.trajectories, files.scores, components=True):
+        groups.setdefault(row.group, []).append(row)
+    for name, (filter_, reference_of) in FILTERS.items():
+        expected = [selection for group in reference_of(list(groups.values())) for selection in group]
+        for batch in (1, 50, 65_536):
+            monkeypatch.setattr(sources, "BATCH_EPISODES", batch)
             with subtests.test(name, batch=batch):
-                monkeypatch.setattr(sources, "BATCH_EPISODES", batch)
-                filter_, expected = FILTERS[name]
-                groups: dict[str, list[Trajectory]] = {}
-                for row in read_scored(files.trajectories, files.scores, components=True):
-                    groups.setdefault(row.group, []).append(row)
-                decided = [
-                    s for episodes, reasons_N in apply(filter_, files) for s in as_selections(episodes, reasons_N)
-                ]
-                assert decided == [selection for group in expected(list(groups.values())) for selection in group]
+                assert decisions(filter_, files) == expected
 
 
 def test_a_chain_of_columns_and_whole_trajectories_gives_each_filter_what_is_left(files):
@@ -129,7 +130,7 @@ def test_a_chain_of_columns_and_whole_trajectories_gives_each_filter_what_is_lef
         return trajectory.histories[0].messages[1].content != "a"
 
     chain = Chain({"good": Between("reward", 0.3), "short": short, "top": Top(0.5), "best": Best(1)})
-    decided = [s for episodes, reasons_N in apply(chain, files) for s in as_selections(episodes, reasons_N)]
+    decided = decisions(chain, files)
     rows = list(read_scored(files.trajectories, files.scores, components=True))
     good = [row for row in rows if row.reward is not None and row.reward >= 0.3]
     assert {row.id for row in seen} == {row.id for row in good}
@@ -182,22 +183,7 @@ def test_reasons_are_stored_as_by_rows(tmp_path, files):
     assert (tmp_path / "rows.parquet").read_bytes() == (tmp_path / "columns.parquet").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("filter_", "columns"),
-    [
-        (Signal(), {"id", "scenario.id", "failure.boundary"}),
-        (Top(0.5), {"id", "scenario.id", "failure.boundary"}),
-        (Between("reward", 0.5), {"id", "scenario.id", "failure.boundary"}),
-        (Successful(), {"id", "scenario.id", "failure.boundary", "outcome"}),
-        (
-            Among("type", keep=["a"]),
-            {"id", "scenario.id", "failure.boundary", "scenario.type", "scenario.difficulty"},
-        ),
-        (Chain({"a": Signal(), "b": Successful()}), {"id", "scenario.id", "failure.boundary", "outcome"}),
-        (lambda trajectory: True, None),
-    ],
-)
-def test_only_the_needed_columns_are_read(files, filter_, columns, monkeypatch):
+def test_only_the_needed_columns_are_read(files, monkeypatch, subtests):
     read = []
     batches = store._Table.batches
 
@@ -207,9 +193,19 @@ def test_only_the_needed_columns_are_read(files, filter_, columns, monkeypatch):
         return batches(self, path, columns, rows)
 
     monkeypatch.setattr(store._Table, "batches", recorded)
-    for _ in apply(filter_, files):
-        pass
-    assert (None if read[-1] is None else set(read[-1])) == columns
+    always = {"id", "scenario.id", "failure.boundary"}
+    for filter_, columns in (
+        (Signal(), always),
+        (Top(0.5), always),
+        (Between("reward", 0.5), always),
+        (Successful(), {*always, "outcome"}),
+        (Among("type", keep=["a"]), {*always, "scenario.type", "scenario.difficulty"}),
+        (Chain({"a": Signal(), "b": Successful()}), {*always, "outcome"}),
+        (lambda trajectory: True, None),
+    ):
+        with subtests.test(filter_=filter_):
+            list(apply(filter_, files))
+            assert (None if read[-1] is None else set(read[-1])) == columns
 
 
 def test_scores_of_other_episodes_and_split_groups_are_refused(tmp_path):

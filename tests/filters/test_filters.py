@@ -166,11 +166,12 @@ def test_decisions_stream_batch_by_batch(subtests):
             assert source.pulled == ["a"]
 
 
-@pytest.mark.parametrize("filter_", [Top(0.5), Percentiles(), Distinct(of="collection")])
-def test_a_survey_reads_the_collection_once_before_decisions(filter_):
-    source = Reading()
-    assert next(apply(filter_, source))[0].names == ["a/0", "a/1"]
-    assert source.pulled == ["a", "b", "a"]
+def test_a_survey_reads_the_collection_once_before_decisions(subtests):
+    for filter_ in [Top(0.5), Percentiles(), Distinct(of="collection")]:
+        with subtests.test(filter_=filter_):
+            source = Reading()
+            assert next(apply(filter_, source))[0].names == ["a/0", "a/1"]
+            assert source.pulled == ["a", "b", "a"]
 
 
 def test_a_survey_holds_one_batch_at_a_time():
@@ -306,7 +307,7 @@ WRONG = [
 
 def test_arguments_out_of_range_are_refused_in_the_configuration(subtests):
     for target, arguments, path in WRONG:
-        with subtests.test(target=target), pytest.raises(SpecError, match=rf"filter\.{path}"):
+        with subtests.test(arguments=arguments), pytest.raises(SpecError, match=rf"filter\.{path}"):
             validate(Part, {"filter": {"_target_": f"components.filters.{target}", **arguments}})
 
 
