@@ -81,9 +81,10 @@ def success_of(
     return wins / len(scenarios)
 
 
-def check(make: Callable[[], Environment], *, few: int = 3, solver: bool = True) -> None:
+def check(make: Callable[[], Environment], *, few: int = 3, solve: int = 0, solver: bool = True) -> None:
     """The protocol; splits that share nothing; equal episodes for equal actions; nothing that a model says breaks it;
-    its own solution succeeds; a saved state goes on as the episode did. few: scenarios of each split to play."""
+    its own solution succeeds; a saved state goes on as the episode did. few: scenarios of each split to play; solve:
+    those to solve, if these are more."""
     environment, other = make(), make()
     try:
         assert isinstance(environment, Environment)
@@ -101,6 +102,8 @@ def check(make: Callable[[], Environment], *, few: int = 3, solver: bool = True)
         as_json(asked(environment.tools()), "tools")
         for scenario in [one for scenarios in found.values() for one in scenarios[:few]]:
             _check_scenario(environment, other, scenario, solver=solver)
+        more = [scenario for scenarios in found.values() for scenario in scenarios[few:solve]]
+        assert [scenario.id for scenario in more if not solved(environment, scenario)] == []
     finally:
         asked(environment.close())
         asked(other.close())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -69,32 +69,28 @@ def demonstrations(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_follows_its_protocol(kind, demonstrations):
+def test_every_kind_follows_its_protocol(demonstrations, subtests):
     """Environment contract with invalid actions, success of demonstrations, and the requests of an episode."""
-    with FakeAgentGym(kind) as server:
-        path = demonstrations(kind)
-
-        def make(**other: Any) -> AgentGym:
-            return AgentGym(kind, server.url, **{**FEW, "demonstrations": path, "instances": 2, **other})
-
-        checks.check(make, few=1)
-        for format in ("tool", "plain"):
-            gym = make(format=format)
-            assert bool(gym.tools()) is (format == "tool")
-            assert all(checks.solved(gym, scenario) for scenario in gym.scenarios("heldout"))
-        assert len(server.instances) <= 2
-        server.log.clear()
-        gym = make()
-        steps = play(gym, right(kind, 0))
-        outcome = steps[-1].info
-        assert (outcome["success"], outcome["progress"], outcome["invalid_actions"]) == (True, outcome["score"], 0)
-        assert sum(step.reward for step in steps) == pytest.approx(outcome["score"])
-        observed = ["/observation"] if kind in ("webshop", "webarena") else []
-        assert server.paths() == ["/reset", *observed, *["/step"] * len(words(kind, 0))]
-        key = "env_idx" if kind in BY_INDEX else "id"
-        assert {body[key] for _, _, body in server.log} == {server.log[0][2][key]}
-        assert all(set(body) == {key, "action"} for _, path, body in server.log if path.endswith("/step"))
+    for kind in KINDS:
+        with subtests.test(kind=kind), FakeAgentGym(kind) as server:
+            make = partial(AgentGym, kind, server.url, **FEW, demonstrations=demonstrations(kind), instances=2)
+            checks.check(make, few=1)
+            for format in ("tool", "plain"):
+                gym = make(format=format)
+                assert bool(gym.tools()) is (format == "tool")
+                assert all(checks.solved(gym, scenario) for scenario in gym.scenarios("heldout"))
+            assert len(server.instances) <= 2
+            server.log.clear()
+            gym = make()
+            steps = play(gym, right(kind, 0))
+            outcome = steps[-1].info
+            assert (outcome["success"], outcome["progress"], outcome["invalid_actions"]) == (True, outcome["score"], 0)
+            assert sum(step.reward for step in steps) == pytest.approx(outcome["score"])
+            observed = ["/observation"] if kind in ("webshop", "webarena") else []
+            assert server.paths() == ["/reset", *observed, *["/step"] * len(words(kind, 0))]
+            key = "env_idx" if kind in BY_INDEX else "id"
+            assert {body[key] for _, _, body in server.log} == {server.log[0][2][key]}
+            assert all(set(body) == {key, "action"} for _, path, body in server.log if path.endswith("/step"))
 
 
 def test_kind_names_match_the_literal():
@@ -102,36 +98,20 @@ def test_kind_names_match_the_literal():
     assert set(get_args(hint)) == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_actions_rarely_succeed(kind):
-    with FakeAgentGym(kind) as server:
-        gym = AgentGym(kind, server.url, train=15, heldout=1)
-        others = [action for item in range(24) for action in solution(kind, item)]
-
-        def guess(draw: random.Random, _: Any) -> dict[str, Any]:
-            return say(draw.choice(others))
-
-        turns = 2 if kind == "maze" else 1
-        assert checks.success_of(gym, gym.scenarios("train"), guess, turns=turns) < 0.35
-
-
-@pytest.mark.parametrize(
-    ("text", "action"),
-    [
-        ("Thought: a\nAction: go", Action("go", "a")),
-        ("Thought:\na\n\nAction:\ngo to b\n", Action("go to b", "a")),
-        ("Action: go", Action("go")),
-        ("I do it. Action: go</s>", Action("go", "I do it.")),
-        ("Thought: a\nAction: go\nObservation: there\nThought: b\nAction: back", Action("go", "a")),
-        ("Action: f with Action Input: {}", Action("f with Action Input: {}")),
-        ("Action:", Action("")),
-        ("go", None),
-        ("", None),
-        ("f with Action Input: {}", None),
-    ],
-)
-def test_thought_and_action_are_parsed(text, action):
-    assert parse_action(text) == action
+def test_thought_and_action_are_parsed():
+    cases = {
+        "Thought: a\nAction: go": Action("go", "a"),
+        "Thought:\na\n\nAction:\ngo to b\n": Action("go to b", "a"),
+        "Action: go": Action("go"),
+        "I do it. Action: go</s>": Action("go", "I do it."),
+        "Thought: a\nAction: go\nObservation: there\nThought: b\nAction: back": Action("go", "a"),
+        "Action: f with Action Input: {}": Action("f with Action Input: {}"),
+        "Action:": Action(""),
+        "go": None,
+        "": None,
+        "f with Action Input: {}": None,
+    }
+    assert {text: parse_action(text) for text in cases} == cases
 
 
 def test_several_actions_are_rejected():
@@ -139,31 +119,27 @@ def test_several_actions_are_rejected():
         parse_action("Action: go\nAction: back")
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "sent"),
-    [
-        ("webshop", "click[Buy Now]\nThat is it.", "click[Buy Now]"),
-        ("sqlgym", "```sql\nSELECT 1\nFROM t\n```\nas asked", "SELECT 1\nFROM t"),
-        ("sqlgym", "SELECT 1", "SELECT 1"),
-        ("webarena", "click [3]", "```click [3]```"),
-        ("webarena", "now ```stop [N/A]```", "```stop [N/A]```"),
-        ("webarena", "```\nnew_tab\n```", "```new_tab```"),
-        ("movie", 'finish with Action Input:\n{\n"answer": 1}', 'Action: finish with Action Input: { "answer": 1}'),
-        ("textcraft", "craft 1 stick, using 2 planks!", "craft 1 stick, using 2 planks"),
-        ("maze", "Up", "move up"),
-        ("maze", "move left", "move left"),
-        ("wordle", "Crane", "c r a n e"),
-        ("wordle", "c r a n e", "c r a n e"),
-        ("searchqa", "<answer> x </answer>", "<think>t</think>\n<answer> x </answer>"),
-    ],
-)
-def test_actions_are_sent_as_the_servers_read_them(kind, text, sent):
-    assert KINDS[kind].send(Action(text, "t")) == sent
+def test_actions_are_sent_as_the_servers_read_them():
+    cases = {
+        ("webshop", "click[Buy Now]\nThat is it."): "click[Buy Now]",
+        ("sqlgym", "```sql\nSELECT 1\nFROM t\n```\nas asked"): "SELECT 1\nFROM t",
+        ("sqlgym", "SELECT 1"): "SELECT 1",
+        ("webarena", "click [3]"): "```click [3]```",
+        ("webarena", "now ```stop [N/A]```"): "```stop [N/A]```",
+        ("webarena", "```\nnew_tab\n```"): "```new_tab```",
+        ("movie", 'finish with Action Input:\n{\n"answer": 1}'): 'Action: finish with Action Input: { "answer": 1}',
+        ("textcraft", "craft 1 stick, using 2 planks!"): "craft 1 stick, using 2 planks",
+        ("maze", "Up"): "move up",
+        ("maze", "move left"): "move left",
+        ("wordle", "Crane"): "c r a n e",
+        ("wordle", "c r a n e"): "c r a n e",
+        ("searchqa", "<answer> x </answer>"): "<think>t</think>\n<answer> x </answer>",
+    }
+    assert {(kind, text): KINDS[kind].send(Action(text, "t")) for kind, text in cases} == cases
 
 
-@pytest.mark.parametrize(
-    ("format", "action", "expected"),
-    [
+def test_invalid_actions_never_reach_the_server(subtests):
+    for format, action, expected in [
         ("react", {"content": "go to apple"}, "error: there is no action. Say what you think"),
         ("react", {"content": "Action: "}, "error: the action is empty"),
         ("react", {"content": "Action: a\nAction: b"}, "error: one action at a time"),
@@ -172,15 +148,13 @@ def test_actions_are_sent_as_the_servers_read_them(kind, text, sent):
         ("tool", {"tool_calls": [{"id": "c", "function": {"name": "go", "arguments": "{}"}}]}, "error: no tool go."),
         ("tool", {"tool_calls": [{"id": "c", "function": {"name": "act", "arguments": "{"}}]}, "error: the arguments"),
         ("plain", {"content": ""}, "error: the action is empty"),
-    ],
-)
-def test_invalid_actions_never_reach_the_server(format, action, expected):
-    with FakeAgentGym("alfworld") as server:
-        gym = AgentGym("alfworld", server.url, format=format, **FEW)
-        (step,) = play(gym, [{"role": "assistant", **action}])
-        assert step.observation[0]["content"].startswith(expected)
-        assert (step.info["invalid_actions"], step.done, step.reward) == (1, False, 0.0)
-        assert not server.paths("/step")
+    ]:
+        with subtests.test(format=format, action=action), FakeAgentGym("alfworld") as server:
+            gym = AgentGym("alfworld", server.url, format=format, **FEW)
+            (step,) = play(gym, [{"role": "assistant", **action}])
+            assert step.observation[0]["content"].startswith(expected)
+            assert (step.info["invalid_actions"], step.done, step.reward) == (1, False, 0.0)
+            assert not server.paths("/step")
 
 
 def test_the_tool_and_several_calls_in_one_message():
@@ -355,35 +329,35 @@ asyncio.run(gym.reset(gym.scenarios("train")[0]))
         assert not server.instances
 
 
-@pytest.mark.parametrize("kind", ["alfworld", "weather", "searchqa"])
-def test_server_crash_fails_the_episode_and_the_next_one_waits(kind):
-    with FakeAgentGym(kind) as server:
-        gym, other = (AgentGym(kind, server.url, **FEW) for _ in range(2))
-        play(gym, right(kind, 1)[:1], gym.scenarios("train")[1])
-        play(other, right(kind, 1)[:1], gym.scenarios("train")[1])
-        server.stop()
-        with pytest.raises(EnvironmentFailed, match=f"POST {server.url}/step .* cannot be reached"):
-            checks.asked(gym.step(right(kind, 1)[1]))
-        back = threading.Timer(0.5, server.start)
-        back.start()
-        assert play(gym, right(kind, 0))[-1].info["success"]
-        back.join()
-        # The other's instance is gone too, though a new one has its number.
-        with pytest.raises(EnvironmentFailed, match="restarted during the episode"):
-            checks.asked(other.step(right(kind, 1)[1]))
-        assert play(other, right(kind, 0))[-1].info["success"]
-        assert len(server.instances) == 1
+def test_server_crash_fails_the_episode_and_the_next_one_waits(subtests):
+    for kind in ["alfworld", "weather", "searchqa"]:
+        with subtests.test(kind=kind), FakeAgentGym(kind) as server:
+            gym, other = (AgentGym(kind, server.url, **FEW) for _ in range(2))
+            play(gym, right(kind, 1)[:1], gym.scenarios("train")[1])
+            play(other, right(kind, 1)[:1], gym.scenarios("train")[1])
+            server.stop()
+            with pytest.raises(EnvironmentFailed, match=f"POST {server.url}/step .* cannot be reached"):
+                checks.asked(gym.step(right(kind, 1)[1]))
+            back = threading.Timer(0.5, server.start)
+            back.start()
+            assert play(gym, right(kind, 0))[-1].info["success"]
+            back.join()
+            # The other's instance is gone too, though a new one has its number.
+            with pytest.raises(EnvironmentFailed, match="restarted during the episode"):
+                checks.asked(other.step(right(kind, 1)[1]))
+            assert play(other, right(kind, 0))[-1].info["success"]
+            assert len(server.instances) == 1
 
 
-@pytest.mark.parametrize("kind", ["alfworld", "weather", "searchqa"])
-def test_restart_is_detected_at_the_next_reset(kind):
-    with FakeAgentGym(kind) as server:
-        gym = AgentGym(kind, server.url, **FEW)
-        play(gym, right(kind, 0))
-        server.stop()
-        server.start()
-        assert play(gym, right(kind, 0))[-1].info["success"]
-        assert server.paths("/create", "/reset") == ["/create", "/reset", "/reset", "/create", "/reset"]
+def test_restart_is_detected_at_the_next_reset(subtests):
+    for kind in ["alfworld", "weather", "searchqa"]:
+        with subtests.test(kind=kind), FakeAgentGym(kind) as server:
+            gym = AgentGym(kind, server.url, **FEW)
+            play(gym, right(kind, 0))
+            server.stop()
+            server.start()
+            assert play(gym, right(kind, 0))[-1].info["success"]
+            assert server.paths("/create", "/reset") == ["/create", "/reset", "/reset", "/create", "/reset"]
 
 
 def test_instance_created_during_cancellation_is_reused():
@@ -412,20 +386,20 @@ def test_unreachable_server_is_named():
     assert "(retried for 0.3 s)" in text
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_transient_errors_are_retried_except_for_steps(status):
-    with FakeAgentGym("webshop") as server:
-        gym = AgentGym("webshop", server.url, **FEW)
-        for path in ("/", "/reset", "/observation"):
-            server.faults[path] = [Fault(status, b"busy"), Fault(status, b"busy")]
-        assert play(gym, right("webshop", 0))[-1].info["success"]
-        assert server.paths("/", "/reset", "/observation") == ["/"] * 3 + ["/reset"] * 3 + ["/observation"] * 3
-        server.log.clear()
-        server.faults["/step"] = [Fault(status, b"busy")]
-        text = failure(gym, right("webshop", 0))
-        assert f"POST {server.url}/step" in text
-        assert f"returned status {status}: b'busy'" in text
-        assert len(server.paths("/step")) == 1
+def test_transient_errors_are_retried_except_for_steps(subtests):
+    for status in [429, 502, 503, 504]:
+        with subtests.test(status=status), FakeAgentGym("webshop") as server:
+            gym = AgentGym("webshop", server.url, **FEW)
+            for path in ("/", "/reset", "/observation"):
+                server.faults[path] = [Fault(status, b"busy"), Fault(status, b"busy")]
+            assert play(gym, right("webshop", 0))[-1].info["success"]
+            assert server.paths("/", "/reset", "/observation") == ["/"] * 3 + ["/reset"] * 3 + ["/observation"] * 3
+            server.log.clear()
+            server.faults["/step"] = [Fault(status, b"busy")]
+            text = failure(gym, right("webshop", 0))
+            assert f"POST {server.url}/step" in text
+            assert f"returned status {status}: b'busy'" in text
+            assert len(server.paths("/step")) == 1
 
 
 def test_lost_responses_to_steps_are_not_retried():
@@ -503,9 +477,8 @@ def test_error_with_status_200_fails_the_episode_or_is_shown():
 STEP = {"observation": "x", "reward": 0.0, "done": False}
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
+def test_malformed_responses_fail_the_episode(subtests):
+    for body, expected in [
         (b"", "returned invalid JSON"),
         (b"<html>", "returned invalid JSON"),
         (b"\xff\xfe", "returned invalid JSON"),
@@ -520,22 +493,19 @@ STEP = {"observation": "x", "reward": 0.0, "done": False}
         (b"[]", "not a valid step"),
         (b"null", "not a valid step"),
         (b" " * (LIMITS.size + 1), f"more than {LIMITS.size} bytes"),
-    ],
-    ids=range(14),
-)
-def test_malformed_responses_fail_the_episode(body, expected):
-    with FakeAgentGym("textcraft") as server:
-        gym = AgentGym("textcraft", server.url, **FEW)
-        server.faults["/step"] = [Fault(body=body)]
-        text = failure(gym, right("textcraft", 0))
-        assert expected in text
-        assert server.url in text
-        assert len(text) < 1500
-        server.faults["/reset"] = [Fault(body=b'{"observation": 7}')]
-        assert "has no observation" in failure(gym, [])
-        server.faults["/create"] = [Fault(body=b'{"id": true}')]
-        agentgym_pool._pools.clear()
-        assert "has no instance number" in failure(gym, [])
+    ]:
+        with subtests.test(body=body[:60]), FakeAgentGym("textcraft") as server:
+            gym = AgentGym("textcraft", server.url, **FEW)
+            server.faults["/step"] = [Fault(body=body)]
+            text = failure(gym, right("textcraft", 0))
+            assert expected in text
+            assert server.url in text
+            assert len(text) < 1500
+            server.faults["/reset"] = [Fault(body=b'{"observation": 7}')]
+            assert "has no observation" in failure(gym, [])
+            server.faults["/create"] = [Fault(body=b'{"id": true}')]
+            agentgym_pool._pools.clear()
+            assert "has no instance number" in failure(gym, [])
 
 
 def test_long_observations_are_truncated_and_surrogates_replaced():
@@ -618,9 +588,8 @@ def test_types_and_difficulties_follow_from_item_numbers():
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "expected"),
-    [
+def test_invalid_configuration_is_rejected(subtests):
+    for kind, options, expected in [
         ("maze", {"train": 26}, "environment.heldout: contains item 26; maze has items 0 to 25"),
         ("webshop", {"train": 0}, "environment.train: contains 0 items"),
         ("webshop", {"train": "0-99999999"}, "environment.train: contains 100000000 items"),
@@ -632,12 +601,11 @@ def test_types_and_difficulties_follow_from_item_numbers():
         ("webshop", {"url": "http://[::1"}, "expected an address"),
         ("webshop", {"url": "http://a:99999999"}, "expected an address"),
         ("shop", {}, "environment.kind: 'shop': expected one of webshop, sqlgym"),
-    ],
-)
-def test_invalid_configuration_is_rejected(kind, options, expected):
-    with pytest.raises(SpecError) as caught:
-        AgentGym(**{"kind": kind, "url": "http://127.0.0.1:1", **options}).scenarios("train")
-    assert expected in str(caught.value)
+    ]:
+        with subtests.test(options=options):
+            with pytest.raises(SpecError) as caught:
+                AgentGym(**{"kind": kind, "url": "http://127.0.0.1:1", **options}).scenarios("train")
+            assert expected in str(caught.value)
 
 
 def test_password_in_the_url_is_rejected_and_not_shown():
@@ -646,9 +614,8 @@ def test_password_in_the_url_is_rejected_and_not_shown():
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
+def test_invalid_file_is_rejected(tmp_path, subtests):
+    for content, expected in [
         ("{", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
         ("{}", "contains dict; expected a list"),
@@ -659,16 +626,15 @@ def test_password_in_the_url_is_rejected_and_not_shown():
         ('[{"item_id": "webshop_1", "conversations": [{"from": "gpt"}]}]', "record 0 has the message"),
         ('[{"item_id": "webshop_1", "conversations": 5}]', "record 0 has the message"),
         ('[{"item_id": "webshop_1", "difficulty": "hard"}]', "difficulty 'hard'"),
-    ],
-)
-def test_invalid_file_is_rejected(tmp_path, content, expected):
-    path = tmp_path / "items.json"
-    path.write_text(content)
-    with pytest.raises(SpecError) as caught:
-        AgentGym("webshop", "http://127.0.0.1:1", train=str(path)).scenarios("train")
-    assert expected in str(caught.value)
-    with pytest.raises(ResourceError, match=r"environment.train: .*No such file"):
-        AgentGym("webshop", "http://127.0.0.1:1", train=str(path) + "l").scenarios("train")
+    ]:
+        with subtests.test(content=content):
+            path = tmp_path / "items.json"
+            path.write_text(content)
+            with pytest.raises(SpecError) as caught:
+                AgentGym("webshop", "http://127.0.0.1:1", train=str(path)).scenarios("train")
+            assert expected in str(caught.value)
+            with pytest.raises(ResourceError, match=r"environment.train: .*No such file"):
+                AgentGym("webshop", "http://127.0.0.1:1", train=str(path) + "l").scenarios("train")
 
 
 def test_demonstrations_follow_the_format(demonstrations):

@@ -99,22 +99,22 @@ def test_the_solver_plays_the_demonstrations(sums):
         dataset.check_solutions(dataset.scenarios("train")[:2])
 
 
-@pytest.mark.parametrize("suffix", [".json", ".parquet", ".csv"])
-def test_every_format_gives_the_same_scenarios(tmp_path, sums, suffix):
+def test_every_format_gives_the_same_scenarios(tmp_path, sums, subtests):
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    table, path = pa.Table.from_pylist(SUMS[:20]), tmp_path / f"train{suffix}"
-    if suffix == ".json":
-        path.write_text(json.dumps(SUMS[:20]))
-    elif suffix == ".csv":
-        csv.write_csv(table, path)
-    else:
-        parquet.write_table(table, path)
-    expected = Dataset(**sums)
-    dataset = Dataset(**sums | {"path": str(path)})
-    assert list(dataset.scenarios("train")) == list(expected.scenarios("train"))
-    assert Dataset.key_arguments(sums) == Dataset.key_arguments(sums | {"path": str(path)})
+    table, expected = pa.Table.from_pylist(SUMS[:20]), Dataset(**sums)
+    for suffix, write_table in {
+        ".json": lambda table, path: path.write_text(json.dumps(table.to_pylist())),
+        ".parquet": parquet.write_table,
+        ".csv": csv.write_csv,
+    }.items():
+        with subtests.test(suffix=suffix):
+            path = tmp_path / f"train{suffix}"
+            write_table(table, path)
+            dataset = Dataset(**sums | {"path": str(path)})
+            assert list(dataset.scenarios("train")) == list(expected.scenarios("train"))
+            assert Dataset.key_arguments(sums) == Dataset.key_arguments(sums | {"path": str(path)})
 
 
 def test_a_folder_holds_both_splits(tmp_path):
@@ -259,9 +259,8 @@ def test_a_template_does_not_show_the_answer(sums):
 # Success
 
 
-@pytest.mark.parametrize(
-    ("answer", "mode", "right", "wrong"),
-    [
+def test_success(tmp_path, subtests):
+    for answer, mode, right, wrong in [
         ("1,234", "auto", ["1234", "It is $1,234.", "3 + 4\n#### 1234.0", "\\boxed{1234}"], ["", "1234 or 5", "12345"]),
         (0.5, "auto", ["0.5", "The answer: .5"], ["5", "half"]),
         ("Paris", "auto", ["Paris", "paris.", "Let me think.\nThe answer is **Paris**.", "\\boxed{Paris}"],
@@ -271,12 +270,11 @@ def test_a_template_does_not_show_the_answer(sums):
         ("12 apples", "number", ["12", "so 12 pears"], ["apples", "13"]),
         ("12", "text", ["12", "Answer: 12"], ["012", "the 12"]),
         ({"a": 1}, "auto", ['{"a": 1}'], ["1"]),
-    ],
-)  # fmt: skip
-def test_success(tmp_path, answer, mode, right, wrong):
-    dataset = single(tmp_path, [{"prompt": "?", "truth": answer}], answer="truth", success=mode)
-    assert [text for text in right if not success(dataset, text)] == []
-    assert [text for text in wrong if success(dataset, text)] == []
+    ]:  # fmt: skip
+        with subtests.test(answer=answer):
+            dataset = single(tmp_path, [{"prompt": "?", "truth": answer}], answer="truth", success=mode)
+            assert [text for text in right if not success(dataset, text)] == []
+            assert [text for text in wrong if success(dataset, text)] == []
 
 
 def test_the_answer_follows_its_marker(tmp_path):
@@ -322,9 +320,10 @@ def test_python_runs_in_the_sandbox(tmp_path, sandbox_here):
 # Rows that cannot be used
 
 
-@pytest.mark.parametrize(
-    ("line", "options", "text"),
-    [
+def test_a_row_that_cannot_be_used_is_named(tmp_path, subtests):
+    path = tmp_path / "train.jsonl"
+    heldout = write(tmp_path / "heldout.jsonl", [{"prompt": "held", "n": "#### 3"}])
+    for line, options, text in [
         ('{"prompt": ', {}, "environment.path: 1 row cannot be used: {path}:3: invalid JSON"),
         ("[1]", {}, "environment.path: 1 row cannot be used: {path}:3: expected a JSON object"),
         ('{"promt": "?"}', {}, "environment.prompt: 1 row cannot be used: {path}:3: no column 'prompt'; the columns "
@@ -345,14 +344,11 @@ def test_python_runs_in_the_sandbox(tmp_path, sandbox_here):
          "is {path}:3. Remove these rows, or set environment.duplicates=drop"),
         ('{"prompt": "held", "n": 1}', {}, "environment.duplicates: 1 row with the prompt of a held-out row, the first "
          "is {path}:3."),
-    ],
-)  # fmt: skip
-def test_a_row_that_cannot_be_used_is_named(tmp_path, line, options, text):
-    path = tmp_path / "train.jsonl"
-    path.write_text(f'{{"prompt": "1?", "n": 1}}\n{{"prompt": "2?", "n": 2}}\n{line}\n')
-    heldout = write(tmp_path / "heldout.jsonl", [{"prompt": "held", "n": "#### 3"}])
-    stated = problem(path=str(path), heldout_path=heldout, cache=str(tmp_path / "cache"), **options)
-    assert text.replace("{path}", str(path)) in stated
+    ]:  # fmt: skip
+        with subtests.test(line=line, options=options):
+            path.write_text(f'{{"prompt": "1?", "n": 1}}\n{{"prompt": "2?", "n": 2}}\n{line}\n')
+            stated = problem(path=str(path), heldout_path=heldout, cache=str(tmp_path / "cache"), **options)
+            assert text.replace("{path}", str(path)) in stated
 
 
 def test_all_problems_are_reported_with_counts(tmp_path):
@@ -374,9 +370,8 @@ def test_duplicates_are_dropped_on_request(tmp_path, caplog):
     assert "2 rows with the prompt of an earlier row" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_contradictory_options_are_refused(sums, subtests):
+    for options, text in [
         ({"path": None}, "environment.path: set path (files) or dataset"),
         ({"dataset": "a/b"}, "environment.path: set path (files) or dataset"),
         ({"revision": "main"}, "environment.revision: set without dataset"),
@@ -385,10 +380,9 @@ def test_duplicates_are_dropped_on_request(tmp_path, caplog):
         ({"template": "{question}"}, "environment.prompt: set prompt (a column) or template"),
         ({"answer": None}, "environment.answer_after: is set without answer"),
         ({"prompt": "answer"}, "environment.prompt: shows the column 'answer'"),
-    ],
-)
-def test_contradictory_options_are_refused(sums, options, text):
-    assert text in problem(**sums | options)
+    ]:
+        with subtests.test(options=options):
+            assert text in problem(**sums | options)
 
 
 def test_missing_and_empty_files_are_refused(tmp_path, sums):

@@ -68,18 +68,15 @@ def every_case(size):
     return [(tuple(range(size)), *case) for case in itertools.product(orders, repeat=3)]
 
 
-def test_it_keeps_what_every_environment_keeps():
-    checks.check(Deduction, few=5)
-
-
-@pytest.mark.parametrize("difficulty", [1, 2, 3, 4])
-def test_a_puzzle_has_one_solution(deduction, difficulty):
+def test_a_puzzle_has_one_solution(deduction, subtests):
     """Enumerate all cases, independently of the set representation."""
-    scenario = of(deduction, difficulty)
-    clues = puzzle(scenario.input)[0]
-    size = LEVELS[difficulty][0]
-    fitting = [case for case in every_case(size) if all(holds(case, clue) for clue in clues)]
-    assert fitting == [_truth(scenario.input)]
+    for difficulty in [1, 2, 3, 4]:
+        with subtests.test(difficulty=difficulty):
+            scenario = of(deduction, difficulty)
+            clues = puzzle(scenario.input)[0]
+            size = LEVELS[difficulty][0]
+            fitting = [case for case in every_case(size) if all(holds(case, clue) for clue in clues)]
+            assert fitting == [_truth(scenario.input)]
 
 
 def test_the_sets_are_the_cases_in_which_clues_are_true():
@@ -96,17 +93,18 @@ def test_the_sets_are_the_cases_in_which_clues_are_true():
         assert [bit == "1" for bit in bits] == [holds(case, clue) for case in cases]
 
 
-@pytest.mark.parametrize("difficulty", LEVELS)
-def test_all_clues_are_true_and_none_is_superfluous(deduction, difficulty):
-    scenario = of(deduction, difficulty)
-    size, _, kinds = LEVELS[difficulty]
-    truth = _truth(scenario.input)
-    clues = puzzle(scenario.input)[0]
-    assert all(holds(truth, clue) and clue.kind in kinds for clue in clues)
-    sets = [where_true(size, clue) for clue in clues]
-    assert common(size, sets).bit_count() == 1
-    for number in range(len(sets)):
-        assert common(size, sets[:number] + sets[number + 1 :]).bit_count() > 1
+def test_all_clues_are_true_and_none_is_superfluous(deduction, subtests):
+    for difficulty in LEVELS:
+        with subtests.test(difficulty=difficulty):
+            scenario = of(deduction, difficulty)
+            size, _, kinds = LEVELS[difficulty]
+            truth = _truth(scenario.input)
+            clues = puzzle(scenario.input)[0]
+            assert all(holds(truth, clue) and clue.kind in kinds for clue in clues)
+            sets = [where_true(size, clue) for clue in clues]
+            assert common(size, sets).bit_count() == 1
+            for number in range(len(sets)):
+                assert common(size, sets[:number] + sets[number + 1 :]).bit_count() > 1
 
 
 def test_the_solver_answers_everything(deduction):

@@ -36,27 +36,24 @@ def observation_of(step) -> str:
     return step.observation[0]["content"]
 
 
-def test_it_keeps_what_every_environment_keeps():
-    checks.check(lambda: EmailSearch(**SMALL))
-
-
-@pytest.mark.parametrize("seed", [0, 5])
-def test_the_solver_finds_every_answer_with_more_steps_at_higher_difficulty(seed):
-    emails = EmailSearch(**{**SMALL, "seed": seed, "train": 160})
-    lengths: dict[int, list[int]] = {}
-    for split in checks.SPLITS:
-        for scenario in emails.scenarios(split):
-            steps = checks.play(emails, scenario, emails.solve(scenario))
-            last = steps[-1].info
-            assert last["success"], scenario
-            assert last["progress"] == 1.0
-            assert last["invalid_actions"] == 0
-            assert last["searches"] + last["reads"] + 1 == len(steps)
-            lengths.setdefault(scenario.difficulty, []).append(len(steps))
-    means = [sum(lengths[level]) / len(lengths[level]) for level in sorted(lengths)]
-    assert len(means) == 5
-    assert means == sorted(means)
-    assert means[-1] > 1.5 * means[0]
+def test_the_solver_finds_every_answer_with_more_steps_at_higher_difficulty(subtests):
+    for seed in [0, 5]:
+        with subtests.test(seed=seed):
+            emails = EmailSearch(**{**SMALL, "seed": seed, "train": 160})
+            lengths: dict[int, list[int]] = {}
+            for split in checks.SPLITS:
+                for scenario in emails.scenarios(split):
+                    steps = checks.play(emails, scenario, emails.solve(scenario))
+                    last = steps[-1].info
+                    assert last["success"], scenario
+                    assert last["progress"] == 1.0
+                    assert last["invalid_actions"] == 0
+                    assert last["searches"] + last["reads"] + 1 == len(steps)
+                    lengths.setdefault(scenario.difficulty, []).append(len(steps))
+            means = [sum(lengths[level]) / len(lengths[level]) for level in sorted(lengths)]
+            assert len(means) == 5
+            assert means == sorted(means)
+            assert means[-1] > 1.5 * means[0]
 
 
 def test_every_type_and_difficulty_occurs_and_the_splits_share_no_mailbox(emails):
@@ -89,30 +86,31 @@ def test_answering_from_the_top_hits_mostly_fails(emails):
     assert checks.success_of(emails, emails.scenarios("train"), chance, turns=4) < 0.1
 
 
-@pytest.mark.parametrize("kind", sorted(MAKERS))
-def test_success_needs_the_answer_and_a_source(emails, kind):
-    scenario = first(emails, kind)
-    right, source = scenario.input["answer"], scenario.input["sources"][0]
-    emails.reset(scenario)
-    wrong = emails.box.mails[0]
-    for action, expected in (
-        (answer(right, source), ("right", True, True)),
-        (answer(right, wrong.id, source), ("right", True, True)),
-        (answer(right, wrong.id), ("right", False, False)),
-        (answer(right), ("right", False, False)),
-        (answer("Nobody", source), ("wrong", True, False)),
-        (answer("I do not know.", source), ("unknown", True, False)),
-        (answer(" ", source), ("no", True, False)),
-        ({"role": "assistant", "content": f"{right} (see {source})"}, ("right", True, True)),
-    ):
-        emails.reset(scenario)
-        step = emails.step(action)
-        assert step.done
-        info = step.info
-        assert (info["answered"], info["source_right"], info["success"]) == expected
-        assert (info["answer_right"], info["answer_wrong"], info["unknown"]) == tuple(
-            info["answered"] == status for status in ("right", "wrong", "unknown")
-        )
+def test_success_needs_the_answer_and_a_source(emails, subtests):
+    for kind in sorted(MAKERS):
+        with subtests.test(kind=kind):
+            scenario = first(emails, kind)
+            right, source = scenario.input["answer"], scenario.input["sources"][0]
+            emails.reset(scenario)
+            wrong = emails.box.mails[0]
+            for action, expected in (
+                (answer(right, source), ("right", True, True)),
+                (answer(right, wrong.id, source), ("right", True, True)),
+                (answer(right, wrong.id), ("right", False, False)),
+                (answer(right), ("right", False, False)),
+                (answer("Nobody", source), ("wrong", True, False)),
+                (answer("I do not know.", source), ("unknown", True, False)),
+                (answer(" ", source), ("no", True, False)),
+                ({"role": "assistant", "content": f"{right} (see {source})"}, ("right", True, True)),
+            ):
+                emails.reset(scenario)
+                step = emails.step(action)
+                assert step.done
+                info = step.info
+                assert (info["answered"], info["source_right"], info["success"]) == expected
+                assert (info["answer_right"], info["answer_wrong"], info["unknown"]) == tuple(
+                    info["answered"] == status for status in ("right", "wrong", "unknown")
+                )
 
 
 def test_sources_state_the_answer_and_decoys_are_no_sources(emails):
@@ -169,9 +167,10 @@ def test_the_lowest_offer_is_that_of_the_latest_mails(emails):
         assert min(latest, key=latest.__getitem__) == scenario.input["answer"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "right"),
-    [
+def test_answers_are_compared_by_value(subtests):
+    values = {"money": "48500", "date": "2025-09-14", "code": "KX-2841", "person": "Ada Tarnbeck"}
+    names = ["Ada Tarnbeck", "Ulf Wesker", "Olga Ostrel"]
+    for kind, text, right in [
         ("money", "48,500 dollars", True),
         ("money", "It is $48500.", True),
         ("money", "48.5k", True),
@@ -200,21 +199,21 @@ def test_the_lowest_offer_is_that_of_the_latest_mails(emails):
         ("person", "Ada", False),
         ("person", "Ada Tarnbeck or Ulf Wesker", False),
         ("person", "Ada Tarnbeck stands in for Olga Ostrel", True),
-    ],
-)
-def test_answers_are_compared_by_value(kind, text, right):
-    values = {"money": "48500", "date": "2025-09-14", "code": "KX-2841", "person": "Ada Tarnbeck"}
-    names = ["Ada Tarnbeck", "Ulf Wesker", "Olga Ostrel"]
-    assert is_right(kind, text, values[kind], "Who stands in for Olga Ostrel?", names) is right
+    ]:
+        with subtests.test(text=text[:60]):
+            assert is_right(kind, text, values[kind], "Who stands in for Olga Ostrel?", names) is right
 
 
-@pytest.mark.parametrize(
-    ("text", "unknown"),
-    [("I do not know.", True), ("I don't know", True), ("I could not find it.", True), ("Unknown", True),
-     ("Ada knows", False), ("48,500 dollars", False)],
-)  # fmt: skip
-def test_unknown_is_distinguished(text, unknown):
-    assert is_unknown(text) is unknown
+def test_unknown_is_distinguished():
+    cases = {
+        "I do not know.": True,
+        "I don't know": True,
+        "I could not find it.": True,
+        "Unknown": True,
+        "Ada knows": False,
+        "48,500 dollars": False,
+    }  # fmt: skip
+    assert {text: is_unknown(text) for text in cases} == cases
 
 
 def test_searches_are_narrowed_by_sender_and_days(emails):
@@ -237,9 +236,8 @@ def test_searches_are_narrowed_by_sender_and_days(emails):
     assert results(keywords="meeting", sender="' OR 1=1 --") == []
 
 
-@pytest.mark.parametrize(
-    ("action", "error"),
-    [
+def test_invalid_calls_are_explained_and_counted(emails, subtests):
+    for action, error in [
         (call("search", {"keywords": "?!"}), "error: no words to search for"),
         (call("search", {"keywords": "a", "limit": 21}), "error: limit is 21, expected 1 to 20"),
         (call("search", {"keywords": "a", "limit": -1}), "error: limit is -1"),
@@ -252,23 +250,23 @@ def test_searches_are_narrowed_by_sender_and_days(emails):
         (answer("x", "m1"), "error: no mail 'm1'"),
         (answer("x", *["m1"] * 11), "error: 11 sources, expected 10 at most"),
         (call("answer", {"text": "x"}), "error: answer: sources: Field required"),
-    ],
-)
-def test_invalid_calls_are_explained_and_counted(emails, action, error):
-    emails.reset(first(emails, "fact"))
-    step = emails.step(action)
-    assert observation_of(step).startswith(error)
-    assert step.info["invalid_actions"] == 1
-    assert not step.done
-    assert step.info["answered"] == "no"
+    ]:
+        with subtests.test(action=action):
+            emails.reset(first(emails, "fact"))
+            step = emails.step(action)
+            assert observation_of(step).startswith(error)
+            assert step.info["invalid_actions"] == 1
+            assert not step.done
+            assert step.info["answered"] == "no"
 
 
-@pytest.mark.parametrize("words", ['"', "budget OR *", "NEAR(a b)", "body:budget", "budget " * 5000, "the of and"])
-def test_any_words_may_be_searched_for(emails, words):
-    emails.reset(first(emails, "fact"))
-    text = observation_of(emails.step(call("search", {"keywords": words})))
-    assert len(text) < 4000
-    assert ("budget" not in words) or "budget" in text.lower()
+def test_any_words_may_be_searched_for(emails, subtests):
+    for words in ['"', "budget OR *", "NEAR(a b)", "body:budget", "budget " * 5000, "the of and"]:
+        with subtests.test(words=words[:60]):
+            emails.reset(first(emails, "fact"))
+            text = observation_of(emails.step(call("search", {"keywords": words})))
+            assert len(text) < 4000
+            assert ("budget" not in words) or "budget" in text.lower()
 
 
 def test_mails_look_like_mails(emails):

@@ -85,9 +85,9 @@ def test_missing_fts5_is_reported(monkeypatch):
 
 
 @pytest.mark.security
-@pytest.mark.parametrize(
-    "attack",
-    [
+def test_hostile_queries_are_bounded(subtests):
+    """SQLite receives at most 32 words, each in quotes."""
+    for attack in [
         "tent " * 200_000,
         " ".join(f"w{number}" for number in range(100_000)),
         'NEAR("tent" "lamp", 1000000000) ' * 10_000,
@@ -95,14 +95,11 @@ def test_missing_fts5_is_reported(monkeypatch):
         '"' * 1_000_000,
         "\x00tent\ud83d" * 100_000,
         "(" * 100_000 + "tent" + ")" * 100_000,
-    ],
-    ids=["one word", "many words", "near", "operators", "quotes", "no text", "brackets"],
-)
-def test_hostile_queries_are_bounded(attack):
-    """SQLite receives at most 32 words, each in quotes."""
-    index = Index({"text": 1.0}, [(number, [f"tent w{number}"]) for number in range(500)])
-    statements = []
-    index._store.set_trace_callback(statements.append)
-    assert len(index.search(attack, 5, snippet=3)) <= 5
-    assert all(len(statement) < 2000 for statement in statements)
-    assert len(terms(attack)) <= WORDS
+    ]:
+        with subtests.test(attack=attack[:60]):
+            index = Index({"text": 1.0}, [(number, [f"tent w{number}"]) for number in range(500)])
+            statements = []
+            index._store.set_trace_callback(statements.append)
+            assert len(index.search(attack, 5, snippet=3)) <= 5
+            assert all(len(statement) < 2000 for statement in statements)
+            assert len(terms(attack)) <= WORDS

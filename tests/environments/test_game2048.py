@@ -23,28 +23,22 @@ def of(game, difficulty, count):
     return [scenario for scenario in game.scenarios("train") if scenario.difficulty == difficulty][:count]
 
 
-def test_it_keeps_what_every_environment_keeps():
-    checks.check(Game2048)
-
-
-@pytest.mark.parametrize(
-    ("row", "after", "merged"),
-    [
+def test_tiles_slide_and_merge(subtests):
+    for row, after, merged in [
         ((0, 2, 0, 2), (4, 0, 0, 0), 4),
         ((2, 2, 2, 0), (4, 2, 0, 0), 4),  # the two nearest to the side merge
         ((2, 2, 2, 2), (4, 4, 0, 0), 8),
         ((4, 2, 2, 0), (4, 4, 0, 0), 4),  # what has merged does not merge again
         ((8, 4, 2, 0), (8, 4, 2, 0), 0),
         ((0, 0, 0, 2), (2, 0, 0, 0), 0),
-    ],
-)
-def test_tiles_slide_and_merge(row, after, merged):
-    zeros = ((0,) * 4,) * 3
-    turned = tuple(zip(row, *zeros, strict=True))
-    assert slide((row, *zeros), "left") == ((after, *zeros), merged)
-    assert slide((row[::-1], *zeros), "right") == ((after[::-1], *zeros), merged)
-    assert slide(turned, "up") == (tuple(zip(after, *zeros, strict=True)), merged)
-    assert slide(turned[::-1], "down") == (tuple(zip(after, *zeros, strict=True))[::-1], merged)
+    ]:
+        with subtests.test(row=row):
+            zeros = ((0,) * 4,) * 3
+            turned = tuple(zip(row, *zeros, strict=True))
+            assert slide((row, *zeros), "left") == ((after, *zeros), merged)
+            assert slide((row[::-1], *zeros), "right") == ((after[::-1], *zeros), merged)
+            assert slide(turned, "up") == (tuple(zip(after, *zeros, strict=True)), merged)
+            assert slide(turned[::-1], "down") == (tuple(zip(after, *zeros, strict=True))[::-1], merged)
 
 
 def test_a_tile_appears_after_each_move_and_follows_from_it(game):
@@ -66,16 +60,18 @@ def test_a_tile_appears_after_each_move_and_follows_from_it(game):
     assert tiles.count(4) / 1000 == pytest.approx(0.1, abs=0.03)
 
 
-@pytest.mark.parametrize("difficulty", [1, 2, 3])
-def test_the_solver_reaches_the_goal(game, difficulty):
-    for scenario in of(game, difficulty, 40):
-        assert checks.solved(game, scenario)
+def test_the_solver_reaches_the_goal(game, subtests):
+    for difficulty in [1, 2, 3]:
+        with subtests.test(difficulty=difficulty):
+            for scenario in of(game, difficulty, 40):
+                assert checks.solved(game, scenario)
 
 
-@pytest.mark.parametrize("difficulty", [4, 5])
-def test_the_solver_reaches_large_goals(game, difficulty):
-    for scenario in of(game, difficulty, 2):
-        assert checks.solved(game, scenario)
+def test_the_solver_reaches_large_goals(game, subtests):
+    for difficulty in [4, 5]:
+        with subtests.test(difficulty=difficulty):
+            for scenario in of(game, difficulty, 2):
+                assert checks.solved(game, scenario)
 
 
 def test_the_solver_uses_the_known_tiles_if_greedy_moves_fail(game):

@@ -47,7 +47,7 @@ def test_too_few_distinct_tasks_are_reported():
         scenarios_with(train=31, difficulties=(1,))
 
 
-@pytest.mark.parametrize("difficulties", [(), (0,), (1, 6)])
-def test_difficulties_range_from_one_to_five(difficulties):
-    with pytest.raises(ValueError, match="expected one or more of"):
-        scenarios_with(difficulties=difficulties)
+def test_difficulties_range_from_one_to_five(subtests):
+    for difficulties in [(), (0,), (1, 6)]:
+        with subtests.test(difficulties=difficulties), pytest.raises(ValueError, match="expected one or more of"):
+            scenarios_with(difficulties=difficulties)

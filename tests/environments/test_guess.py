@@ -22,17 +22,6 @@ def answers_of(guess, scenario, *actions):
     return [step.observation[0]["content"] for step in steps], steps[-1]
 
 
-def test_it_keeps_what_every_environment_keeps():
-    checks.check(Guess)
-
-
-def test_binary_search_finds_every_number_within_the_guesses(guess):
-    for split in checks.SPLITS:
-        for scenario in guess.scenarios(split):
-            assert len(guess.solve(scenario)) <= scenario.input["guesses"]
-            assert checks.solved(guess, scenario)
-
-
 def test_no_difficulty_allows_fewer_guesses_than_binary_search_needs():
     for numbers, guesses in LEVELS.values():
         assert guesses >= math.ceil(math.log2(numbers + 1))

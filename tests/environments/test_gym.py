@@ -42,20 +42,26 @@ def test_they_satisfy_the_environment_contract(name):
     checks.check(lambda: small(**TOYS[name]), solver=name in SOLVED)
 
 
-@pytest.mark.parametrize("name", SOLVED)
-def test_value_iteration_succeeds_and_random_actions_do_not(name):
-    environment = small(**TOYS[name])
-    for scenario in environment.scenarios("train"):
-        assert checks.solved(environment, scenario)
-    assert checks.success_of(environment, environment.scenarios("train"), at_random(environment), turns=40) < 0.3
+def test_value_iteration_succeeds_and_random_actions_do_not(subtests):
+    for name in SOLVED:
+        with subtests.test(name):
+            environment = small(**TOYS[name])
+            for scenario in environment.scenarios("train"):
+                assert checks.solved(environment, scenario)
+            assert (
+                checks.success_of(environment, environment.scenarios("train"), at_random(environment), turns=40) < 0.3
+            )
 
 
-@pytest.mark.parametrize(("name", "most"), [("Blackjack", 0.5), ("CartPole", 0.2)])
-def test_random_actions_without_a_solver(name, most):
-    environment = small(**TOYS[name])
-    assert checks.success_of(environment, environment.scenarios("train"), at_random(environment), turns=40) <= most
-    with pytest.raises(SpecError, match="exposes no transition table, so it cannot be solved"):
-        environment.solve(environment.scenarios("train")[0])
+def test_random_actions_without_a_solver(subtests):
+    for name, most in [("Blackjack", 0.5), ("CartPole", 0.2)]:
+        with subtests.test(name):
+            environment = small(**TOYS[name])
+            assert (
+                checks.success_of(environment, environment.scenarios("train"), at_random(environment), turns=40) <= most
+            )
+            with pytest.raises(SpecError, match="exposes no transition table, so it cannot be solved"):
+                environment.solve(environment.scenarios("train")[0])
 
 
 def test_larger_lakes_need_more_steps():
@@ -172,9 +178,8 @@ def test_functions_of_the_user_by_their_paths():
     assert step.info["return"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_configuration_errors_are_named(subtests):
+    for arguments, says in [
         ({"id": "FrozenLake-v9"}, "environment.id: .*Did you mean 'FrozenLake-v1'"),
         ({"id": "os:FrozenLake-v1"}, "environment.id: gymnasium has no environment"),
         ({"kwargs": {"slippery": True}}, "environment.kwargs: .*slippery"),
@@ -182,11 +187,9 @@ def test_functions_of_the_user_by_their_paths():
         ({"actions": ["a", "b", "A.", "c"]}, "each needs a unique name"),
         ({"id": "spaces", "make": lambda: Spaces()}, "environment.success: null: .* has no reward threshold"),
         ({"id": "s", "make": lambda: Spaces(), "success": 1.0, "actions": ["a"]}, "numbers without names"),
-    ],
-)
-def test_configuration_errors_are_named(arguments, says):
-    with pytest.raises(SpecError, match=says):
-        small(**arguments)
+    ]:
+        with subtests.test(says=says), pytest.raises(SpecError, match=says):
+            small(**arguments)
 
 
 def test_duplicate_scenarios_are_reported():

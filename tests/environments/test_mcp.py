@@ -421,9 +421,8 @@ def test_stage_key_includes_the_code_of_the_server(command, counts, tmp_path, fi
     assert installed[0] == Path(sys.executable).name
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_invalid_file_error_names_the_place(tmp_path, subtests):
+    for text, message in [
         ("no json", "is not valid JSON"),
         ("{}", "contains dict; expected a list of tasks"),
         ('[{"task": ""}]', "task 0: task: '': expected text of at least 1 character"),
@@ -432,13 +431,12 @@ def test_stage_key_includes_the_code_of_the_server(command, counts, tmp_path, fi
         ('[{"task": "a"}, {"task": "a"}]', "task 1 has the id|task 1 duplicates"),
         ('[{"task": "a", "split": "train"}, {"task": "b"}]', "task 1 has no split, but others have"),
         ('[{"task": "a", "solution": [{"do": 1}]}]', "task 0, solution: {'do': 1}"),
-    ],
-)
-def test_invalid_file_error_names_the_place(text, message, tmp_path):
-    path = tmp_path / "tasks.json"
-    path.write_text(text)
-    with pytest.raises(SpecError, match=message):
-        Mcp(str(path), command=STDIO)
+    ]:
+        with subtests.test(text=text):
+            path = tmp_path / "tasks.json"
+            path.write_text(text)
+            with pytest.raises(SpecError, match=message):
+                Mcp(str(path), command=STDIO)
 
 
 def test_configuration_errors_are_named(file, monkeypatch):
@@ -507,9 +505,11 @@ def test_author_server_may_require_a_header(tmp_path, monkeypatch):
     assert len(json.loads(out.read_text())) == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_command_errors_are_named_without_secrets(tmp_path, capsys, subtests):
+    from flows.environment import scenarios
+
+    required = ["--out", str(tmp_path / "x"), "--author", "m", "--author-url", "http://there"]
+    for options, message in [
         (["--url", "http://me:s3cret@there/mcp"], "--url: expected an address without user and password; .*--header"),
         (["--url", "there"], "--url: expected an address such as"),
         (["--url", "http://there", "--author-url", "http://me:s3cret@there"], "without user and password"),
@@ -517,16 +517,13 @@ def test_author_server_may_require_a_header(tmp_path, monkeypatch):
         (["--url", "http://there", "--header", "Authorization=Bearer s3cret"], "--header: expected HEADER=VARIABLE"),
         (["--url", "http://there", "--variable", "KEY"], "--variable requires a COMMAND"),
         (["--header", "Authorization=KEY", "--", "python"], "--header requires --url"),
-    ],
-)
-def test_command_errors_are_named_without_secrets(options, message, tmp_path, capsys):
-    from flows.environment import scenarios
-
-    with pytest.raises(SystemExit):
-        scenarios.main(["--out", str(tmp_path / "x"), "--author", "m", "--author-url", "http://there", *options])
-    output = capsys.readouterr().err
-    assert re.search(message, output)
-    assert "s3cret" not in output
+    ]:
+        with subtests.test(options=options):
+            with pytest.raises(SystemExit):
+                scenarios.main([*required, *options])
+            output = capsys.readouterr().err
+            assert re.search(message, output)
+            assert "s3cret" not in output
 
 
 def test_no_process_is_left_running(file):
@@ -551,9 +548,10 @@ def test_missing_credentials_name_the_status_and_the_key(file):
             play(Mcp(file, url=url))
 
 
-@pytest.mark.parametrize(
-    ("texts", "structured", "shown"),
-    [
+def test_structured_content_is_shown_once(subtests):
+    from mcp import types
+
+    for texts, structured, shown in [
         (["two lamps"], {"lamps": 2}, 'two lamps\n{"lamps": 2}'),
         (['{"lamps":2}'], {"lamps": 2}, '{"lamps":2}'),  # repeated as JSON
         (["lamp", "chair"], {"result": ["lamp", "chair"]}, "lamp\nchair"),  # as the SDK writes a list
@@ -562,13 +560,10 @@ def test_missing_credentials_name_the_status_and_the_key(file):
         (["20"], {"result": 21}, '20\n{"result": 21}'),
         ([], {"result": []}, '{"result": []}'),
         (["two lamps"], None, "two lamps"),
-    ],
-)
-def test_structured_content_is_shown_once(texts, structured, shown):
-    from mcp import types
-
-    content = [types.TextContent(type="text", text=text) for text in texts]
-    assert mcp_session._text(types.CallToolResult(content=content, structured_content=structured)) == shown
+    ]:
+        with subtests.test(texts=texts, structured=structured):
+            content = [types.TextContent(type="text", text=text) for text in texts]
+            assert mcp_session._text(types.CallToolResult(content=content, structured_content=structured)) == shown
 
 
 @pytest.mark.parametrize(
@@ -602,17 +597,14 @@ DOUBLING = {"a0": {}, **{f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n - 1}"}] * 2}
 """Schemas each of which refers twice to the one before it."""
 
 
-@pytest.mark.parametrize(
-    ("schema", "problem"),
-    [
+def test_a_schema_of_a_tool_is_bounded(subtests):
+    for schema, problem in [
         ({"patternProperties": {f"a{number}": {} for number in range(20_000)}}, "more than 100 patterns"),
         ({"anyOf": [{"pattern": f"a{number}"} for number in range(101)]}, "more than 100 patterns"),
         ({"pattern": "a" * 1001}, "a pattern of more than 1000 characters"),
         ({"enum": list(range(5001))}, "more than 5000 values"),
         ({"$ref": "#/$defs/a30", "$defs": DOUBLING}, "were not done after 50000 steps"),
         ({"$ref": "#"}, "are nested too deeply"),
-    ],
-)
-def test_a_schema_of_a_tool_is_bounded(schema, problem):
-    with pytest.raises(SpecError, match=problem):
-        Tool("lookup", "", schema)
+    ]:
+        with subtests.test(schema=schema), pytest.raises(SpecError, match=problem):
+            Tool("lookup", "", schema)

@@ -46,17 +46,14 @@ def contexts(memory: Memory, scenario, actions) -> list[str]:
     return texts
 
 
-def test_it_keeps_what_every_environment_keeps():
-    checks.check(Memory, few=10)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_solver_answers_every_question_within_ten_turns(seed):
-    memory = Memory(seed)
-    for split in checks.SPLITS:
-        for scenario in memory.scenarios(split):
-            assert checks.solved(memory, scenario)
-            assert len(memory.solve(scenario)) <= 10
+def test_the_solver_answers_every_question_within_ten_turns(subtests):
+    for seed in [0, 1]:
+        with subtests.test(seed=seed):
+            memory = Memory(seed)
+            for split in checks.SPLITS:
+                for scenario in memory.scenarios(split):
+                    assert checks.solved(memory, scenario)
+                    assert len(memory.solve(scenario)) <= 10
 
 
 def test_the_context_of_the_question_holds_no_number(memory):
@@ -158,12 +155,13 @@ def test_the_tools(memory):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("key", "value"), [("", "1"), ("  ", "1"), ("a", ""), ("a" * 13, "1"), ("a", "1" * 13)])
-def test_an_entry_is_too_short_for_several_facts(memory, key, value):
-    memory.reset(of(memory, 1))
-    text = result(memory.step(call("write", {"key": key, "value": value})))
-    assert re.fullmatch(r"error: the (key|value) has \d+ characters; 1 to 12 fit", text)
-    assert memory.memory == {}
+def test_an_entry_is_too_short_for_several_facts(memory, subtests):
+    for key, value in [("", "1"), ("  ", "1"), ("a", ""), ("a" * 13, "1"), ("a", "1" * 13)]:
+        with subtests.test(key=key):
+            memory.reset(of(memory, 1))
+            text = result(memory.step(call("write", {"key": key, "value": value})))
+            assert re.fullmatch(r"error: the (key|value) has \d+ characters; 1 to 12 fit", text)
+            assert memory.memory == {}
 
 
 def test_the_answer_is_the_only_number_of_the_last_message(memory):

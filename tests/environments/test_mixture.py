@@ -58,16 +58,14 @@ def test_its_solutions_succeed():
 GUESS = {"_target_": "components.environments.games.guess.Guess"}
 
 
-@pytest.mark.parametrize(
-    ("environments", "message"),
-    [
+def test_mistakes_are_reported(tmp_path, subtests):
+    for environments, message in [
         ({}, "expected at least one environment"),
         ({"a/b": GUESS}, "'a/b': expected names such as shop"),
         ({"a": {**GUESS, "trane": 3}}, "environment.environments.a.trane: no such key"),
-    ],
-)
-def test_mistakes_are_reported(tmp_path, environments, message):
-    environment = {"_target_": "components.environments.mixture.Mixture", "environments": environments}
-    with pytest.raises(SpecError) as caught:
-        validate(ExperimentSpec, {**DATA, "root": str(tmp_path), "environment": environment})
-    assert message in str(caught.value)
+    ]:
+        with subtests.test(message=message):
+            environment = {"_target_": "components.environments.mixture.Mixture", "environments": environments}
+            with pytest.raises(SpecError) as caught:
+                validate(ExperimentSpec, {**DATA, "root": str(tmp_path), "environment": environment})
+            assert message in str(caught.value)

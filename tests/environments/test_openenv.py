@@ -251,14 +251,17 @@ def answering(schema: int, ws: int):
         server.shutdown()
 
 
-@pytest.mark.parametrize("code", [429, 502, 503, 504, 403, 500])
-@pytest.mark.parametrize("where", ["schema", "ws"])
-def test_overloaded_server_is_classified_as_away(where, code):
+def test_overloaded_server_is_classified_as_away(subtests):
     """Other statuses are permanent failures."""
-    statuses = {"schema": 200, "ws": 200, where: code}
-    with answering(**statuses) as url, pytest.raises(EnvironmentFailed, match=f"HTTP {code}") as caught:
-        play(small(url, patience=0.1), lambda _: [])
-    assert type(caught.value) is (EnvironmentUnavailable if code in (429, 502, 503, 504) else EnvironmentFailed)
+    for where in ["schema", "ws"]:
+        for code in [429, 502, 503, 504, 403, 500]:
+            with subtests.test(code=code, where=where):
+                statuses = {"schema": 200, "ws": 200, where: code}
+                with answering(**statuses) as url, pytest.raises(EnvironmentFailed, match=f"HTTP {code}") as caught:
+                    play(small(url, patience=0.1), lambda _: [])
+                assert type(caught.value) is (
+                    EnvironmentUnavailable if code in (429, 502, 503, 504) else EnvironmentFailed
+                )
 
 
 def test_overloaded_server_is_retried(words, monkeypatch):

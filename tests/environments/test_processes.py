@@ -102,33 +102,33 @@ def test_computation_does_not_block_the_event_loop():
     assert sorted(late)[len(late) // 2] < 0.3
 
 
-@pytest.mark.parametrize(
-    ("trouble", "message"),
-    [
+def test_dead_subprocess_fails_one_episode_and_is_replaced(caplog, subtests):
+    caplog.set_level(logging.INFO, "components.exceptions")
+    for trouble, message in [
         ("die", r"step: its subprocess died \(signal 11\)"),
         ("leave", r"step: its subprocess died \(exit code 3\)"),
         ("bug", r"KeyError: 'no such page' \(tests/environments/heavy\.py:\d+, in bug\)"),
         ("odd", "the result is not JSON-serializable"),
         ("hang", r"step 1 took longer than 10 s \(step_timeout of this stage\)"),
-    ],
-)
-def test_dead_subprocess_fails_one_episode_and_is_replaced(trouble, message, caplog):
-    caplog.set_level(logging.INFO, "components.exceptions")
-    limit = 10.0 if trouble == "hang" else None  # seconds; others answer at once, also on a busy machine
-    trajectories = played(inside(1, trouble=trouble), concurrency=1, step_timeout=limit)
-    assert [trajectory.failure is None for trajectory in trajectories] == [True, True, False, True]
-    assert trajectories[2].failure.boundary == "environment"
-    assert re.search(message, trajectories[2].failure.message)
-    assert ('raise KeyError("no such page")' in caplog.text) == (trouble == "bug")  # the subprocess's traceback
+    ]:
+        with subtests.test(trouble):
+            caplog.clear()
+            limit = 10.0 if trouble == "hang" else None  # seconds; others answer at once, also on a busy machine
+            trajectories = played(inside(1, trouble=trouble), concurrency=1, step_timeout=limit)
+            assert [trajectory.failure is None for trajectory in trajectories] == [True, True, False, True]
+            assert trajectories[2].failure.boundary == "environment"
+            assert re.search(message, trajectories[2].failure.message)
+            assert ('raise KeyError("no such page")' in caplog.text) == (trouble == "bug")  # the subprocess's traceback
 
 
-@pytest.mark.parametrize("trouble", ["away", "gone", "refused"])
-def test_transient_failures_are_retried(monkeypatch, trouble):
+def test_transient_failures_are_retried(monkeypatch, subtests):
     monkeypatch.setattr(collector, "FIRST_PAUSE", 0.01)
-    notices = []
-    trajectories = played(inside(trouble=trouble), retries=2, on_retry=notices.append)
-    assert trajectories[2].failure.kind == "EnvironmentUnavailable"
-    assert len(notices) == 2
+    for trouble in ["away", "gone", "refused"]:
+        with subtests.test(trouble=trouble):
+            notices = []
+            trajectories = played(inside(trouble=trouble), retries=2, on_retry=notices.append)
+            assert trajectories[2].failure.kind == "EnvironmentUnavailable"
+            assert len(notices) == 2
 
 
 def test_invalid_arguments_raise_spec_error():

@@ -150,9 +150,8 @@ DANGEROUS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
+def test_answers_are_never_executed(tmp_path, subtests):
+    for task in [
         "spiral_matrix",
         "binary_matrix",
         "string_insertion",
@@ -163,17 +162,16 @@ DANGEROUS = [
         "simple_integration",
         "rubiks_cube",
         "rush_hour",
-    ],
-)
-def test_answers_are_never_executed(task, tmp_path):
-    environment = small([task], answer="plain", train=2, heldout=1, difficulties=None)
-    scenario = environment.scenarios("train")[0]
-    target = tmp_path / "written"
-    for text in DANGEROUS:
-        info = checks.play(environment, scenario, [say(text.replace("{path}", str(target)))])[-1].info
-        assert not info["success"]
-        assert info["progress"] <= 0.1
-    assert not target.exists()
+    ]:
+        with subtests.test(task=task):
+            environment = small([task], answer="plain", train=2, heldout=1, difficulties=None)
+            scenario = environment.scenarios("train")[0]
+            target = tmp_path / "written"
+            for text in DANGEROUS:
+                info = checks.play(environment, scenario, [say(text.replace("{path}", str(target)))])[-1].info
+                assert not info["success"]
+                assert info["progress"] <= 0.1
+            assert not target.exists()
 
 
 def test_lists_and_formulas_in_another_form_are_still_scored():
@@ -187,9 +185,8 @@ def test_lists_and_formulas_in_another_form_are_still_scored():
             assert checks.play(environment, scenario, [say(f"0 + {right}")])[-1].info["success"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_configuration_errors_are_named(subtests):
+    for arguments, says in [
         ({"tasks": ["chain_sums"]}, r"no family 'chain_sums'.*Did you mean 'chain_sum'"),
         ({"tasks": ["composite"]}, "composite is a mixture"),
         ({"tasks": []}, "at least one"),
@@ -200,11 +197,9 @@ def test_lists_and_formulas_in_another_form_are_still_scored():
             {"tasks": ["coin_flip"], "train": 3, "config": {"coin_flip": {"seed": 1, "size": 1}}},
             r"config\.coin_flip\.seed: is set by",
         ),
-    ],
-)
-def test_configuration_errors_are_named(arguments, says):
-    with pytest.raises(SpecError, match=says):
-        small(**arguments)
+    ]:
+        with subtests.test(says=says), pytest.raises(SpecError, match=says):
+            small(**arguments)
 
 
 def test_without_the_package(monkeypatch):

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 from contextlib import contextmanager
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -23,6 +24,7 @@ from components.environments.service.customer import (
     says,
 )
 from components.environments.service.retail import Retail
+from components.environments.service.retail_policy import TODAY
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError
 from components.specs import Target
@@ -53,24 +55,20 @@ def last(desk, scenario, actions):
 
 
 @both
-def test_it_satisfies_the_environment_contract(kind):
-    checks.check(lambda: kind(train=36, heldout=18), few=18)
-
-
-@both
-@pytest.mark.parametrize("seed", [0, 5])
-def test_solutions_succeed_with_the_scripted_customer(kind, seed):
-    desk = kind(seed, train=220, heldout=180)
-    for scenario in [*desk.scenarios("train"), *desk.scenarios("heldout")]:
-        solution = desk.solve(scenario)
-        steps = checks.play(desk, scenario, solution)
-        assert len(steps) == len(solution), "the customer left before the end"
-        assert steps[-1].done
-        assert steps[-1].info == {
-            "invalid_actions": 0, "success": True, "progress": 1.0, "state": True, "told": True, "ended": True,
-            "breaches": [],
-        }  # fmt: skip
-        assert not any(step.info["success"] for step in steps[:-1])
+def test_solutions_succeed_with_the_scripted_customer(kind, subtests):
+    for seed in [0, 5]:
+        with subtests.test(seed=seed):
+            desk = kind(seed, train=220, heldout=180)
+            for scenario in [*desk.scenarios("train"), *desk.scenarios("heldout")]:
+                solution = desk.solve(scenario)
+                steps = checks.play(desk, scenario, solution)
+                assert len(steps) == len(solution), "the customer left before the end"
+                assert steps[-1].done
+                assert steps[-1].info == {
+                    "invalid_actions": 0, "success": True, "progress": 1.0, "state": True, "told": True, "ended": True,
+                    "breaches": [],
+                }  # fmt: skip
+                assert not any(step.info["success"] for step in steps[:-1])
 
 
 @both
@@ -227,121 +225,98 @@ def test_arbitrary_arguments_do_not_raise(kind):
 # --- rules that one desk has ------------------------------------------------------------------------------------------
 
 
-def opened(desk, change):
-    """Return a session with the first customer verified, on a database modified by `change`."""
-    database = json.loads(json.dumps(desk.scenarios("train")[0].input["database"]))
-    change(database)
+def database_of(desk):
+    """Return a copy of the first scenario's database."""
+    return json.loads(json.dumps(desk.scenarios("train")[0].input["database"]))
+
+
+def broken(desk, database, tool: str, **arguments) -> set[str]:
+    """Return the rules, except consent, that a change to a database breaks for its first customer, who is verified."""
     desk.reset(desk.scenarios("train")[0])
     desk.open(database)
     desk.verified = "C1"
-    return database
-
-
-def broken(desk, tool: str, **arguments) -> set[str]:
-    """Return the rules that a change breaks, except consent."""
     getattr(desk, tool)(**arguments)
     return {breach.partition(":")[0] for breach in desk.breaches} - {desk.consent}
 
 
-RETURNS = [
-    ("plain", 30, False, set()),
-    ("plain", 31, False, {"R4"}),
-    ("plus", 45, False, set()),
-    ("plus", 46, False, {"R4"}),
-    ("plus", 3, True, {"R5"}),
-    ("plain", 90, True, {"R4", "R5"}),
-]
+def delivered(database, day: str):
+    """Deliver the first order on a day; return the arguments that return one of its lines."""
+    key, order = next(iter(database["orders"].items()))
+    order |= {"state": "delivered", "delivered": day}
+    return {"order": key, "variants": [order["lines"][0]["variant"]], "payment": order["payment"]}
 
 
-@pytest.mark.parametrize(("tier", "days", "clearance", "rules"), RETURNS)
-def test_returns_have_a_window_and_clearance_has_none(tier, days, clearance, rules):
-    from datetime import timedelta
-
-    from components.environments.service.retail_policy import TODAY
-
+def test_returns_have_a_window_and_clearance_has_none(subtests):
     desk = Retail(train=11, heldout=18)
-    arguments = {}
-
-    def change(database):
-        key, order = next(iter(database["orders"].items()))
-        order |= {"state": "delivered", "delivered": str(TODAY - timedelta(days))}
-        database["customers"]["C1"]["tier"] = tier
-        line = order["lines"][0]["variant"]
-        database["products"][line.rpartition("-")[0]]["clearance"] = clearance
-        arguments.update(order=key, variants=[line], payment=order["payment"])
-
-    opened(desk, change)
-    assert broken(desk, "return_items", **arguments) == rules
+    for tier, days, clearance, rules in [
+        ("plain", 30, False, set()),
+        ("plain", 31, False, {"R4"}),
+        ("plus", 45, False, set()),
+        ("plus", 46, False, {"R4"}),
+        ("plus", 3, True, {"R5"}),
+        ("plain", 90, True, {"R4", "R5"}),
+    ]:
+        with subtests.test(tier=tier, days=days):
+            database = database_of(desk)
+            database["customers"]["C1"]["tier"] = tier
+            arguments = delivered(database, str(TODAY - timedelta(days)))
+            database["products"][arguments["variants"][0].rpartition("-")[0]]["clearance"] = clearance
+            assert broken(desk, database, "return_items", **arguments) == rules
 
 
 def test_money_does_not_go_to_another_card():
     desk = Retail(train=11, heldout=18)
-    arguments = {}
-
-    def change(database):
-        key, order = next(iter(database["orders"].items()))
-        order |= {"state": "delivered", "delivered": "2031-05-18"}
-        database["customers"]["C1"]["payments"]["P1"] = {"kind": "card", "ending": "1"}
-        arguments.update(order=key, variants=[order["lines"][0]["variant"]], payment="P1")
-
-    opened(desk, change)
-    assert broken(desk, "return_items", **arguments) == {"R7"}
+    database = database_of(desk)
+    arguments = delivered(database, "2031-05-18")
+    database["customers"]["C1"]["payments"]["P1"] = {"kind": "card", "ending": "1"}
+    assert broken(desk, database, "return_items", **{**arguments, "payment": "P1"}) == {"R7"}
 
 
-@pytest.mark.parametrize("state", ["open", "packed", "shipped", "delivered"])
-def test_only_open_orders_are_changed(state):
+def test_only_open_orders_are_changed(subtests):
     desk = Retail(train=11, heldout=18)
-    database = opened(desk, lambda data: next(iter(data["orders"].values())).update(state=state))
-    order = next(iter(database["orders"]))
-    assert broken(desk, "change_address", order=order, address="1 Elm") == (set() if state == "open" else {"R3"})
+    for state, rules in {"open": set(), "packed": {"R3"}, "shipped": {"R3"}, "delivered": {"R3"}}.items():
+        with subtests.test(state):
+            database = database_of(desk)
+            key, order = next(iter(database["orders"].items()))
+            order["state"] = state
+            assert broken(desk, database, "change_address", order=key, address="1 Elm") == rules
 
 
-CANCELLED = [
-    ({"fare": "light", "booked": "2031-09-09"}, {}, set()),
-    ({"fare": "light", "booked": "2031-09-08"}, {}, {"A3"}),
-    ({"fare": "light", "booked": "2031-09-08"}, {"cancelled": True}, set()),
-    ({"fare": "flex", "booked": "2031-08-08"}, {}, set()),
-    ({"fare": "flex", "booked": "2031-08-08"}, {"date": "2031-09-09"}, {"A3"}),
-    ({"fare": "flex", "booked": "2031-08-08"}, {"date": "2031-09-10"}, set()),
-]
-
-
-@pytest.mark.parametrize(("booking", "flight", "rules"), CANCELLED)
-def test_what_can_be_cancelled(booking, flight, rules):
+def test_what_can_be_cancelled(subtests):
     desk = Airline(train=11, heldout=18)
+    for booking, flight, rules in [
+        ({"fare": "light", "booked": "2031-09-09"}, {}, set()),
+        ({"fare": "light", "booked": "2031-09-08"}, {}, {"A3"}),
+        ({"fare": "light", "booked": "2031-09-08"}, {"cancelled": True}, set()),
+        ({"fare": "flex", "booked": "2031-08-08"}, {}, set()),
+        ({"fare": "flex", "booked": "2031-08-08"}, {"date": "2031-09-09"}, {"A3"}),
+        ({"fare": "flex", "booked": "2031-08-08"}, {"date": "2031-09-10"}, set()),
+    ]:
+        with subtests.test(booking=booking, flight=flight):
+            database = database_of(desk)
+            key, first = next(iter(database["bookings"].items()))
+            first.update(booking)
+            database["flights"][first["flight"]].update(flight)
+            assert broken(desk, database, "cancel_booking", booking=key) == rules
 
-    def change(database):
-        first = next(iter(database["bookings"].values()))
-        first.update(booking)
-        database["flights"][first["flight"]].update(flight)
 
-    database = opened(desk, change)
-    assert broken(desk, "cancel_booking", booking=next(iter(database["bookings"]))) == rules
-
-
-@pytest.mark.parametrize(
-    ("level", "cabin", "had", "more", "dollars", "rules"),
-    [
+def test_bags_have_their_price(subtests):
+    desk = Airline(train=11, heldout=18)
+    for level, cabin, had, more, dollars, rules in [
         ("base", "economy", 0, 1, 35, set()),
         ("silver", "economy", 0, 3, 35, set()),
         ("gold", "economy", 1, 3, 0, set()),
         ("gold", "business", 3, 3, 0, set()),
         ("base", "business", 2, 2, 70, set()),
         ("base", "economy", 4, 3, 105, {"A6"}),
-    ],
-)
-def test_bags_have_their_price(level, cabin, had, more, dollars, rules):
-    desk = Airline(train=11, heldout=18)
-
-    def change(database):
-        database["customers"]["C1"]["level"] = level
-        first = next(iter(database["bookings"].values()))
-        first.update(cabin=cabin, bags=had, passengers=["A B", "C D"])
-
-    database = opened(desk, change)
-    booking = next(iter(database["bookings"]))
-    assert broken(desk, "add_bags", booking=booking, bags=more) == rules
-    assert desk.database["bookings"][booking]["paid"] - database["bookings"][booking]["paid"] == dollars
+    ]:
+        with subtests.test(level=level, cabin=cabin, had=had):
+            database = database_of(desk)
+            database["customers"]["C1"]["level"] = level
+            key, first = next(iter(database["bookings"].items()))
+            first.update(cabin=cabin, bags=had, passengers=["A B", "C D"])
+            assert broken(desk, database, "add_bags", booking=key, bags=more) == rules
+            assert desk.database["bookings"][key]["paid"] - first["paid"] == dollars
 
 
 def test_distance_counts_letters():
@@ -409,30 +384,26 @@ def test_customer_accepts_a_repeated_justified_refusal():
     assert hear(listener, "I cannot do that, rule R3.", done=True) == f"Thank you, that is all. {STOP}"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_refusal_has_many_forms(subtests):
+    for text in [
         "I'm sorry, but under rule R3 this order can no longer be cancelled.",
         "Unfortunately R3 does not let me do that.",
         "I can’t: R3.",
         "This is not possible (R3). Is there anything else I can help with?",
-    ],
-)
-def test_a_refusal_has_many_forms(text):
-    assert STOP in hear(customer(wishes=[], refusals=1), text, done=True)
+    ]:
+        with subtests.test(text=text):
+            assert STOP in hear(customer(wishes=[], refusals=1), text, done=True)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_asking_has_many_forms(subtests):
+    for text in [
         "Could you provide your full name?",
         "To begin, please tell me the name on the account.",
         "Sure! I need your name.",
         "Welcome to our shop.\nWhat's your name",
-    ],
-)
-def test_asking_has_many_forms(text):
-    assert hear(customer(), text) == "Ada Abel."
+    ]:
+        with subtests.test(text=text):
+            assert hear(customer(), text) == "Ada Abel."
 
 
 def test_customer_asks_for_missing_facts():
@@ -583,12 +554,10 @@ def test_missing_key_is_named(monkeypatch):
         desk.reset(desk.scenarios("train")[0])
 
 
-@pytest.mark.parametrize(
-    "user", ["llm", {"url": "x", "model": "m"}, {"url": "http://a:b@c", "model": "m"}, {"url": "http://c"}]
-)
-def test_invalid_user_is_rejected(user):
-    with pytest.raises(ValueError):
-        Target.model_validate({"_target_": f"{Retail.__module__}.Retail", "user": user})
+def test_invalid_user_is_rejected(subtests):
+    for user in ["llm", {"url": "x", "model": "m"}, {"url": "http://a:b@c", "model": "m"}, {"url": "http://c"}]:
+        with subtests.test(user=user), pytest.raises(ValueError):
+            Target.model_validate({"_target_": f"{Retail.__module__}.Retail", "user": user})
 
 
 def test_stage_key_contains_the_model_not_its_server():

@@ -61,16 +61,17 @@ def test_it_keeps_the_protocols(shop):
     assert len(shop.scenarios("heldout")) == 128
 
 
-@pytest.mark.parametrize("seed", [0, 1, 17])
-def test_the_solver_solves_everything(seed):
-    shop = Shop(seed)
-    for split in SPLITS:
-        for scenario in shop.scenarios(split):
-            solution = shop.solve(scenario)
-            step = play(shop, scenario, solution)
-            assert step.done
-            assert step.info == {"success": True, "state": True, "told": True, "invalid_actions": 0}
-            assert 3 <= len(solution) <= 4
+def test_the_solver_solves_everything(subtests):
+    for seed in [0, 1, 17]:
+        with subtests.test(seed=seed):
+            shop = Shop(seed)
+            for split in SPLITS:
+                for scenario in shop.scenarios(split):
+                    solution = shop.solve(scenario)
+                    step = play(shop, scenario, solution)
+                    assert step.done
+                    assert step.info == {"success": True, "state": True, "told": True, "invalid_actions": 0}
+                    assert 3 <= len(solution) <= 4
 
 
 def test_random_actions_rarely_succeed(shop):
@@ -108,17 +109,18 @@ def test_always_using_one_tool_mostly_fails(shop):
         assert max(rights.values()) / sum(rights.values()) < 0.75
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-def test_splits_share_nothing(seed):
-    shop = Shop(seed)
-    numbers = {}
-    for split in SPLITS:
-        scenarios = shop.scenarios(split)
-        assert all(scenario.split == split for scenario in scenarios)
-        assert len({scenario.id for scenario in scenarios}) == len(scenarios)
-        numbers[split] = [number for scenario in scenarios for number in scenario.input["orders"]]
-        assert len(set(numbers[split])) == len(numbers[split])
-    assert not set(numbers["train"]) & set(numbers["heldout"])
+def test_splits_share_nothing(subtests):
+    for seed in [0, 3]:
+        with subtests.test(seed=seed):
+            shop = Shop(seed)
+            numbers = {}
+            for split in SPLITS:
+                scenarios = shop.scenarios(split)
+                assert all(scenario.split == split for scenario in scenarios)
+                assert len({scenario.id for scenario in scenarios}) == len(scenarios)
+                numbers[split] = [number for scenario in scenarios for number in scenario.input["orders"]]
+                assert len(set(numbers[split])) == len(numbers[split])
+            assert not set(numbers["train"]) & set(numbers["heldout"])
 
 
 def test_every_type_and_difficulty_occurs(shop):
@@ -249,16 +251,17 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("action", "answer"), BAD, ids=[str(index) for index in range(len(BAD))])
-def test_bad_calls_are_answered_and_counted(shop, action, answer):
-    scenario = first(shop, "refund")
-    shop.reset(scenario)
-    step = shop.step(action)
-    assert step.observation[0]["content"] == answer
-    assert not step.done
-    assert step.info["invalid_actions"] == 1
-    # It is no obstacle to doing the right thing afterwards.
-    assert play(shop, scenario, [action, *shop.solve(scenario)]).info["success"]
+def test_bad_calls_are_answered_and_counted(shop, subtests):
+    for action, answer in BAD:
+        with subtests.test(action=action):
+            scenario = first(shop, "refund")
+            shop.reset(scenario)
+            step = shop.step(action)
+            assert step.observation[0]["content"] == answer
+            assert not step.done
+            assert step.info["invalid_actions"] == 1
+            # It is no obstacle to doing the right thing afterwards.
+            assert play(shop, scenario, [action, *shop.solve(scenario)]).info["success"]
 
 
 def test_several_calls_in_one_message(shop):

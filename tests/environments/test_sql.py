@@ -32,30 +32,27 @@ def shop(tmp_path):
     return Database(tmp_path / "shop.db")
 
 
-def test_it_keeps_what_every_environment_keeps():
-    checks.check(lambda: Sql(train=30, heldout=15))
-
-
-@pytest.mark.parametrize("seed", [0, 5])
-def test_the_gold_query_solves_and_returns_rows(seed):
-    questions = Sql(seed, train=104, heldout=0)
-    empty = 0
-    for scenario in questions.scenarios("train"):
-        steps = checks.play(questions, scenario, questions.solve(scenario))
-        assert steps[-1].info == {
-            "success": True,
-            "progress": 1.0,
-            "submitted": True,
-            "matches_seen": True,
-            "matches_unseen": True,
-            "queries": 1,
-            "invalid_actions": 0,
-        }
-        shown = steps[1].observation[0]["content"]
-        assert "shown]" not in shown or scenario.type in ("filter", "join", "nested", "dates")
-        empty += "[no rows]" in shown or shown.splitlines()[1] in ("NULL", "0")
-    questions.close()
-    assert empty <= 4
+def test_the_gold_query_solves_and_returns_rows(subtests):
+    for seed in [0, 5]:
+        with subtests.test(seed=seed):
+            questions = Sql(seed, train=104, heldout=0)
+            empty = 0
+            for scenario in questions.scenarios("train"):
+                steps = checks.play(questions, scenario, questions.solve(scenario))
+                assert steps[-1].info == {
+                    "success": True,
+                    "progress": 1.0,
+                    "submitted": True,
+                    "matches_seen": True,
+                    "matches_unseen": True,
+                    "queries": 1,
+                    "invalid_actions": 0,
+                }
+                shown = steps[1].observation[0]["content"]
+                assert "shown]" not in shown or scenario.type in ("filter", "join", "nested", "dates")
+                empty += "[no rows]" in shown or shown.splitlines()[1] in ("NULL", "0")
+            questions.close()
+            assert empty <= 4
 
 
 def test_requested_orders_have_no_ties():
@@ -163,9 +160,9 @@ def test_one_submission_counts_and_a_broken_query_is_none(questions):
     assert (info["success"], info["invalid_actions"]) == (True, 1)
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
+def test_only_reading_is_allowed(shop, tmp_path, subtests):
+    before = (tmp_path / "shop.db").read_bytes()
+    for sql in [
         "INSERT INTO customers VALUES (99, 'x', 'y', 'z')", "DELETE FROM orders", "UPDATE items SET quantity = 0",
         "DROP TABLE orders", "CREATE TABLE t (a)", "CREATE TEMP TABLE t (a)", "CREATE TEMP VIEW v AS SELECT 1",
         "VACUUM", "VACUUM INTO '/tmp/espalier-stolen.db'", "ATTACH '/tmp/espalier-stolen.db' AS other", "DETACH main",
@@ -175,21 +172,18 @@ def test_one_submission_counts_and_a_broken_query_is_none(questions):
         "\x00", "\ud83d", "SELECT 1" + " " * 4000, "WITH x AS (SELECT 1) DELETE FROM orders",
         "SELECT writefile('/tmp/espalier-stolen.db', 1)",
         "INSERT INTO sqlite_master VALUES (1,2,3,4,5)", "SELECT (" * 200 + "1" + ")" * 200,
-    ],
-)  # fmt: skip
-def test_only_reading_is_allowed(shop, tmp_path, sql):
-    before = (tmp_path / "shop.db").read_bytes()
-    with pytest.raises(InvalidAction):
-        shop.query(sql, 10)
-    assert (tmp_path / "shop.db").read_bytes() == before
-    assert os.listdir(tmp_path) == ["shop.db"]
-    assert not Path("/tmp/espalier-stolen.db").exists()
-    assert shop.query("SELECT COUNT(*) FROM customers", 10) == (["COUNT(*)"], [(36,)])
+    ]:  # fmt: skip
+        with subtests.test(sql=sql[:60]):
+            with pytest.raises(InvalidAction):
+                shop.query(sql, 10)
+            assert (tmp_path / "shop.db").read_bytes() == before
+            assert os.listdir(tmp_path) == ["shop.db"]
+            assert not Path("/tmp/espalier-stolen.db").exists()
+            assert shop.query("SELECT COUNT(*) FROM customers", 10) == (["COUNT(*)"], [(36,)])
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
+def test_resources_of_a_query_are_bounded(shop, subtests):
+    for sql in [
         "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT COUNT(*) FROM n",
         "SELECT COUNT(*) FROM items a, items b, items c, items d",
         "SELECT zeroblob(1000000000)",
@@ -198,28 +192,27 @@ def test_only_reading_is_allowed(shop, tmp_path, sql):
         "SELECT group_concat(a.name || b.name || c.name) FROM customers a, customers b, customers c",
         f"SELECT '{'a' * 60}' LIKE '{'%a' * 60}'",
         "SELECT a.name, b.name FROM items x, items y, items z, customers a, customers b ORDER BY random()",
-    ],
-)
-def test_resources_of_a_query_are_bounded(shop, sql):
-    began = time.process_time()
-    with pytest.raises(InvalidAction):
-        shop.query(sql, 10)
-    assert time.process_time() - began < 30
+    ]:
+        with subtests.test(sql=sql):
+            began = time.process_time()
+            with pytest.raises(InvalidAction):
+                shop.query(sql, 10)
+            assert time.process_time() - began < 30
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
+def test_a_query_has_no_clock(shop, subtests):
+    """Functions that depend on the time or the time zone are refused."""
+    for sql in [
         "SELECT date('now')", "SELECT datetime('NOW', '+1 day')", "SELECT strftime('%Y', 'now')", "SELECT date()",
         "SELECT julianday('no' || 'w')", "SELECT strftime('%s')", "SELECT time(x'6e6f77')", "SELECT unixepoch()",
         "SELECT date('now' || char(0))", "SELECT datetime('2024-01-02', 'localtime')", "SELECT CURRENT_DATE",
         "SELECT datetime('2024-01-02', 'utc')", "SELECT COUNT(*) FROM orders WHERE date(day) < date('now')",
-    ],
-)  # fmt: skip
-def test_a_query_has_no_clock(shop, sql):
-    """Functions that depend on the time or the time zone are refused."""
-    with pytest.raises(InvalidAction, match=r"take written dates, not now|without functions of time"):
-        shop.query(sql, 10)
+    ]:  # fmt: skip
+        with (
+            subtests.test(sql=sql),
+            pytest.raises(InvalidAction, match=r"take written dates, not now|without functions of time"),
+        ):
+            shop.query(sql, 10)
 
 
 def test_date_functions_with_literal_dates_agree_with_sqlite(shop):

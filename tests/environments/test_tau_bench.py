@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -185,27 +186,24 @@ def test_modified_items_change_order_price_and_status_once():
     assert cancel == "Error: non-pending order cannot be cancelled"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_item_changes_are_checked_and_leave_the_database_alone(subtests):
+    change = {"order_id": "#W1", "item_ids": ["101"], "new_item_ids": ["102"], "payment_method_id": "credit_card_1001"}
+    for arguments, message in [
         ({"new_item_ids": ["104"]}, "new item 104 not found or available"),
         ({"new_item_ids": ["202"]}, "new item 202 not found or available"),
         ({"item_ids": ["999"]}, "item 999 not found"),
         ({"item_ids": ["101", "101"]}, "number of 101 not found"),
         ({"new_item_ids": ["102", "103"]}, "the number of items to be exchanged should match"),
         ({"payment_method_id": "paypal_3001"}, "payment method not found"),
-        ({"item_ids": ["201"], "new_item_ids": ["202"], "payment_method_id": "gift_card_2001"}, None),
-    ],
-)
-def test_item_changes_are_checked_and_leave_the_database_alone(arguments, message):
-    tools = toolset("retail")
-    change = {"order_id": "#W1", "item_ids": ["101"], "new_item_ids": ["102"], "payment_method_id": "credit_card_1001"}
-    result = run(tools, "modify_pending_order_items", **change | arguments)
-    if message is None:
-        assert result["payment_history"][1]["amount"] == pytest.approx(35.2)
-        return
-    assert result == f"Error: {message}"
-    assert not any(tools.database.changes().values())
+    ]:
+        with subtests.test(message):
+            tools = toolset("retail")
+            result = run(tools, "modify_pending_order_items", **change | arguments)
+            assert result == f"Error: {message}"
+            assert not any(tools.database.changes().values())
+    paid = {"item_ids": ["201"], "new_item_ids": ["202"], "payment_method_id": "gift_card_2001"}
+    order = run(toolset("retail"), "modify_pending_order_items", **change | paid)
+    assert order["payment_history"][1]["amount"] == pytest.approx(35.2)
 
 
 def test_gift_cards_must_cover_the_difference():
@@ -296,9 +294,8 @@ def test_a_booking_uses_up_certificates_and_gift_cards():
     assert run(tools, "book_reservation", **cheap)["reservation_id"] == "HATHAU"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_a_booking_is_checked_and_leaves_the_database_alone(subtests):
+    for arguments, message in [
         ({"user_id": "none"}, "user not found"),
         ({"flights": [{"flight_number": "ZZ9", "date": "2024-05-20"}]}, "flight ZZ9 not found"),
         (
@@ -315,12 +312,11 @@ def test_a_booking_uses_up_certificates_and_gift_cards():
             {"payment_methods": [{"payment_id": "credit_card_1", "amount": 130}]},
             "payment amount does not add up, total price is 180, but paid 130",
         ),
-    ],
-)
-def test_a_booking_is_checked_and_leaves_the_database_alone(arguments, message):
-    tools = toolset("airline")
-    assert run(tools, "book_reservation", **BOOKING | arguments) == f"Error: {message}"
-    assert not any(tools.database.changes().values())
+    ]:
+        with subtests.test(message=message):
+            tools = toolset("airline")
+            assert run(tools, "book_reservation", **BOOKING | arguments) == f"Error: {message}"
+            assert not any(tools.database.changes().values())
 
 
 def test_kept_flights_keep_their_price_unless_the_cabin_changes():
@@ -362,22 +358,20 @@ def test_bags_passengers_cancellation_and_certificates():
     assert "3221323" in run(tools, "send_certificate", user_id="eli_moss_2", amount=50)
 
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("152 + 103", "255.0"),
-        ("2 * ((350 - 122) + (499 - 127))", "1200.0"),
-        ("10 / 3", "3.33"),
-        ("135.24 - 153.23", "-17.99"),
-    ],
-)
-def test_calculate_rounds_to_two_decimals(expression, value):
-    assert run(toolset("airline"), "calculate", expression=expression) == value
+def test_calculate_rounds_to_two_decimals():
+    cases = {
+        "152 + 103": "255.0",
+        "2 * ((350 - 122) + (499 - 127))": "1200.0",
+        "10 / 3": "3.33",
+        "135.24 - 153.23": "-17.99",
+    }
+    assert {expression: run(toolset("airline"), "calculate", expression=expression) for expression in cases} == cases
 
 
-@pytest.mark.parametrize("expression", ["__import__('os')", "1 / 0", "9 ** 99 ** 9", "", "1 +" * 900 + "1"])
-def test_calculate_answers_anything_else_with_an_error(expression):
-    assert run(toolset("airline"), "calculate", expression=expression).startswith("Error: ")
+def test_calculate_answers_anything_else_with_an_error(subtests):
+    for expression in ["__import__('os')", "1 / 0", "9 ** 99 ** 9", "", "1 +" * 900 + "1"]:
+        with subtests.test(expression=expression[:60]):
+            assert run(toolset("airline"), "calculate", expression=expression).startswith("Error: ")
 
 
 # --- episodes and reward ----------------------------------------------------------------------------------------------
@@ -490,14 +484,14 @@ def test_stage_keys_have_the_content_of_the_data_not_its_path(tmp_path):
 
 
 def broken(tmp_path, file, text):
-    folder = shutil.copytree(DATA, tmp_path / "data")
-    (folder / file).unlink() if text is None else (folder / file).write_text(text)
-    return str(folder)
+    folder = shutil.copytree(DATA, tempfile.mkdtemp(dir=tmp_path), dirs_exist_ok=True)
+    damaged = Path(folder, file)
+    damaged.unlink() if text is None else damaged.write_text(text)
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "error", "message"),
-    [
+def test_broken_data_is_reported_with_the_key(tmp_path, subtests):
+    for file, text, error, message in [
         ("retail/orders.json", None, ResourceError, r"environment.data = .*orders.json: No such file"),
         ("retail/policy.md", None, ResourceError, r"environment.data = .*policy.md: No such file"),
         ("retail/users.json", "{", SpecError, r"environment.data: .*retail/users.json is not valid JSON"),
@@ -517,11 +511,9 @@ def broken(tmp_path, file, text):
             SpecError,
             r"environment.heldout: \['test'\]: retail has the published splits",
         ),
-    ],
-)
-def test_broken_data_is_reported_with_the_key(tmp_path, file, text, error, message):
-    with pytest.raises(error, match=message):
-        TauBench(broken(tmp_path, file, text))
+    ]:
+        with subtests.test(message=message), pytest.raises(error, match=message):
+            TauBench(broken(tmp_path, file, text))
 
 
 def test_missing_folders_and_unknown_domains_are_reported(tmp_path):

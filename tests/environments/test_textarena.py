@@ -83,9 +83,9 @@ def test_random_actions_do_not_win_one_player_games():
     assert checks.success_of(environment, environment.scenarios("train"), policy, turns=8) == 0
 
 
-@pytest.mark.parametrize(
-    "game",
-    [
+def test_opponents_make_no_invalid_move(subtests):
+    """An agent that chooses the same way makes none either."""
+    for game in [
         "TicTacToe-v0",
         "ConnectFour-v0",
         "KuhnPoker-v0-short",
@@ -94,24 +94,22 @@ def test_random_actions_do_not_win_one_player_games():
         "IteratedRockPaperScissors-v0",
         "UltimateTicTacToe-v0",
         "Nim-v0",
-    ],
-)
-def test_opponents_make_no_invalid_move(game):
-    """An agent that chooses the same way makes none either."""
-    environment = small([game], train=2, max_steps=12)
-    for scenario in environment.scenarios("train"):
-        environment.reset(scenario)
-        step = None
-        for number in range(12):
-            moves = environment.game.candidates()
-            random.Random(number).shuffle(moves)
-            step = environment.step(say(next(move for move in moves if environment.game.allows(move))))
-            if step.done:
-                break
-        assert step is not None
-        assert step.info["invalid_actions"] == 0
-        seat = scenario.input["seat"]
-        assert not environment.game._env.state.game_info[1 - seat]["invalid_move"]
+    ]:
+        with subtests.test(game=game):
+            environment = small([game], train=2, max_steps=12)
+            for scenario in environment.scenarios("train"):
+                environment.reset(scenario)
+                step = None
+                for number in range(12):
+                    moves = environment.game.candidates()
+                    random.Random(number).shuffle(moves)
+                    step = environment.step(say(next(move for move in moves if environment.game.allows(move))))
+                    if step.done:
+                        break
+                assert step is not None
+                assert step.info["invalid_actions"] == 0
+                seat = scenario.input["seat"]
+                assert not environment.game._env.state.game_info[1 - seat]["invalid_move"]
 
 
 def test_difficulty_is_in_the_opponent_and_both_seats_are_played():

@@ -36,10 +36,6 @@ def answers_of(craft, *actions, scenario=LADDER):
     return [step.observation[0]["content"] for step in steps], steps[-1]
 
 
-def test_it_keeps_what_every_environment_keeps():
-    checks.check(TextCraft)
-
-
 def test_recipes_fit_together():
     assert len(recipes()) > 300
     assert not raw_items() & set(recipes())
@@ -63,12 +59,6 @@ def test_plans_work_for_every_item():
             assert have.pop(item) >= count
             assert all(have[name] == 0 for name in raw)
             assert all(remainder < recipes()[name].makes for name, remainder in have.items() if name in recipes())
-
-
-def test_the_solver_crafts_every_goal(craft):
-    for split in checks.SPLITS:
-        for scenario in craft.scenarios(split):
-            assert checks.solved(craft, scenario)
 
 
 def test_random_commands_rarely_succeed_and_deeper_goals_take_longer():
@@ -133,9 +123,8 @@ def test_commands(craft):
     assert step.info == {"invalid_actions": 0, "success": True, "progress": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("command", "answer"),
-    [
+def test_invalid_commands_are_explained_and_change_nothing(craft, subtests):
+    for command, answer in [
         ("get 2 oak planks", "oak planks must be crafted"),
         ("get 2 unicorn", "no item unicorn"),
         ("get 0 oak log", "expected NUMBER ITEM, found '0 oak log'"),
@@ -152,13 +141,12 @@ def test_commands(craft):
         ("craft 8 oak planks using 2 oak log", "1 oak log lacking"),
         ("open door", "a command is"),
         ("", "a command is"),
-    ],
-)
-def test_invalid_commands_are_explained_and_change_nothing(craft, command, answer):
-    answers, step = answers_of(craft, "get 1 oak log", command)
-    assert answers[1].startswith(f"error: {answer}")
-    assert craft.items == {"oak log": 1}
-    assert step.info == {"invalid_actions": 1, "success": False, "progress": 0.0}
+    ]:
+        with subtests.test(command=command):
+            answers, step = answers_of(craft, "get 1 oak log", command)
+            assert answers[1].startswith(f"error: {answer}")
+            assert craft.items == {"oak log": 1}
+            assert step.info == {"invalid_actions": 1, "success": False, "progress": 0.0}
 
 
 def test_progress_is_the_share_of_the_needed_kinds(craft):

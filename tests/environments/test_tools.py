@@ -107,9 +107,8 @@ def test_schema_follows_from_the_signature():
     assert stop["function"]["parameters"] == {"type": "object", "additionalProperties": False, "properties": {}}
 
 
-@pytest.mark.parametrize(
-    ("action", "expected"),
-    [
+def test_invalid_calls_are_reported_and_counted(subtests):
+    for action, expected in [
         (call_of("add", '{"number": 2}'), "2"),
         (call_of("add", '{"number": "2"}'), "2"),
         (call_of("add", '{"number": 9}'), "error: 3 at most"),
@@ -121,16 +120,15 @@ def test_schema_follows_from_the_signature():
         (call_of("remove", "{}"), "error: no tool remove; there are add, stop"),
         (call_of("begin", "{}"), "error: no tool begin"),
         (call_of("__init__", "{}"), "error: no tool __init__"),
-    ],
-)
-def test_invalid_calls_are_reported_and_counted(action, expected):
-    counter = Counter()
-    counter.reset(counter.scenarios("train")[0])
-    step = counter.step(action)
-    assert step.observation[0]["content"].startswith(expected)
-    assert step.observation[0]["tool_call_id"] == "c"
-    assert step.info["invalid_actions"] == expected.startswith("error")
-    assert step.reward == (0.0 if expected.startswith("error") else 0.5)
+    ]:
+        with subtests.test(action=action):
+            counter = Counter()
+            counter.reset(counter.scenarios("train")[0])
+            step = counter.step(action)
+            assert step.observation[0]["content"].startswith(expected)
+            assert step.observation[0]["tool_call_id"] == "c"
+            assert step.info["invalid_actions"] == expected.startswith("error")
+            assert step.reward == (0.0 if expected.startswith("error") else 0.5)
 
 
 def test_calls_after_the_end_are_rejected():
