@@ -57,19 +57,21 @@ def test_the_names_of_forms_are_those_of_the_spec():
     assert {"auto", *FORMS} == set(get_args(FormName))
 
 
-@pytest.mark.parametrize("form", samples.FORMS)
-def test_rows_of_each_form_are_recognised_also_as_tables_and_text(form, tmp_path):
-    content = samples.FORMS[form]
-    assert recognise(content, {}) == form
-    pq.write_table(pa.Table.from_pylist(content), tmp_path / "a.parquet")
-    as_table = [row.values for row in rows(SourceSpec(path=str(tmp_path / "a.parquet")))]
-    as_text = [
-        {key: value if isinstance(value, str) else json.dumps(value) for key, value in row.items()} for row in content
-    ]
-    assert recognise(as_table, {}) == recognise(as_text, {}) == form
-    expected = [FORMS[form].example(row, {}).content() for row in content]
-    assert [FORMS[form].example(row, {}).content() for row in as_table] == expected
-    assert [FORMS[form].example(row, {}).content() for row in as_text] == expected
+def test_rows_of_each_form_are_recognised_also_as_tables_and_text(tmp_path, subtests):
+    for form in samples.FORMS:
+        with subtests.test(form=form):
+            content = samples.FORMS[form]
+            assert recognise(content, {}) == form
+            pq.write_table(pa.Table.from_pylist(content), tmp_path / "a.parquet")
+            as_table = [row.values for row in rows(SourceSpec(path=str(tmp_path / "a.parquet")))]
+            as_text = [
+                {key: value if isinstance(value, str) else json.dumps(value) for key, value in row.items()}
+                for row in content
+            ]
+            assert recognise(as_table, {}) == recognise(as_text, {}) == form
+            expected = [FORMS[form].example(row, {}).content() for row in content]
+            assert [FORMS[form].example(row, {}).content() for row in as_table] == expected
+            assert [FORMS[form].example(row, {}).content() for row in as_text] == expected
 
 
 def test_openai_messages_keep_calls_results_and_tools():
@@ -135,9 +137,8 @@ def test_agenttraj_trains_on_messages_with_loss_only():
     assert [trained for role, _, trained in turns(read) if role == "assistant"] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("values", "prompt", "chosen", "rejected"),
-    [
+def test_preference_pairs_have_explicit_and_implicit_prompts(subtests):
+    for values, prompt, chosen, rejected in [
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, [("user", "q", True)], "a", "b"),
         (
             {
@@ -173,13 +174,12 @@ def test_agenttraj_trains_on_messages_with_loss_only():
             "deep blue",
             "dark",
         ),
-    ],
-)
-def test_preference_pairs_have_explicit_and_implicit_prompts(values, prompt, chosen, rejected):
-    read = example(values)
-    assert turns(read, 0) == [*prompt, ("assistant", chosen, True)]
-    assert turns(read, 1) == [*prompt, ("assistant", rejected, True)]
-    assert [candidate.reward for candidate in read.candidates] == [1.0, 0.0]
+    ]:
+        with subtests.test(values=values):
+            read = example(values)
+            assert turns(read, 0) == [*prompt, ("assistant", chosen, True)]
+            assert turns(read, 1) == [*prompt, ("assistant", rejected, True)]
+            assert [candidate.reward for candidate in read.candidates] == [1.0, 0.0]
 
 
 def test_scores_of_a_pair_are_used_where_they_agree_with_it():
@@ -195,9 +195,18 @@ def test_ranked_lists_descend_from_one_to_zero_or_have_scores():
     assert [candidate.reward for candidate in example({**row, "scores": [2, 7, 1]}).candidates] == [2.0, 7.0, 1.0]
 
 
-@pytest.mark.parametrize(("label", "reward"), [(True, 1), (0, 0), ("up", 1), ("False", 0), (-1, 0), ("1", 1)])
-def test_thumbs_are_read_in_common_spellings(label, reward):
-    assert example({"prompt": "q", "completion": "a", "label": label}).candidates[0].reward == reward
+def test_thumbs_are_read_in_common_spellings():
+    cases = {
+        True: 1,
+        0: 0,
+        "up": 1,
+        "False": 0,
+        -1: 0,
+        "1": 1,
+    }
+    assert {
+        label: example({"prompt": "q", "completion": "a", "label": label}).candidates[0].reward for label in cases
+    } == cases
 
 
 def test_step_labels_are_the_step_rewards_and_components():
@@ -241,11 +250,12 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("form", "values", "reason", "check"), MALFORMED)
-def test_rows_that_lack_something_say_what(form, values, reason, check):
-    with pytest.raises(RowProblem, match=reason) as problem:
-        FORMS[form].example(values, {})
-    assert problem.value.check == check
+def test_rows_that_lack_something_say_what(subtests):
+    for form, values, reason, check in MALFORMED:
+        with subtests.test(values=values):
+            with pytest.raises(RowProblem, match=reason) as problem:
+                FORMS[form].example(values, {})
+            assert problem.value.check == check
 
 
 def test_a_mapped_column_that_is_missing_is_named():

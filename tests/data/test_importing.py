@@ -87,15 +87,16 @@ BAD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("check", BAD)
-def test_a_row_that_fails_a_check_is_dropped_and_counted(importing, check):
-    report, trajectories, _ = importing([*GOOD, BAD[check]])
-    assert counts(report) == {check: 1}
-    assert len(trajectories) == report.examples == report.episodes == 6
-    assert (report.rows, report.dropped()) == (7, 1)
-    (shown,) = report.checks[check].examples
-    assert shown["number"] == 7
-    assert shown["reason"]
+def test_a_row_that_fails_a_check_is_dropped_and_counted(importing, subtests):
+    for check in BAD:
+        with subtests.test(check=check):
+            report, trajectories, _ = importing([*GOOD, BAD[check]])
+            assert counts(report) == {check: 1}
+            assert len(trajectories) == report.examples == report.episodes == 6
+            assert (report.rows, report.dropped()) == (7, 1)
+            (shown,) = report.checks[check].examples
+            assert shown["number"] == 7
+            assert shown["reason"]
 
 
 def test_strict_reports_all_checks_with_counts_and_rows(importing):
@@ -189,45 +190,52 @@ def judged(column: str, *values: Any) -> list[dict[str, Any]]:
     return [{"prompt": f"p {n}", "response": f"r {n}", column: values[n % len(values)]} for n in range(6)]
 
 
-@pytest.mark.parametrize(
-    ("column", "values"), [("is_good", (True, False)), ("rating", ("up", "down")), ("label", "yn")]
-)
-def test_usual_names_of_labels_are_read_as_thumbs(importing, column, values):
-    report, trajectories, _ = importing(judged(column, *values))
-    assert report.form == "thumbs"
-    assert [item.reward for item in trajectories] == [1.0, 0.0] * 3
-    talks = [{"messages": openai(n), "tools": [WEATHER], column: values[n % 2]} for n in range(2)]
-    assert [item.reward for item in importing(talks)[1]] == [1.0, 0.0]
+def test_usual_names_of_labels_are_read_as_thumbs(importing, subtests):
+    for column, values in [("is_good", (True, False)), ("rating", ("up", "down")), ("label", "yn")]:
+        with subtests.test(column=column):
+            report, trajectories, _ = importing(judged(column, *values))
+            assert report.form == "thumbs"
+            assert [item.reward for item in trajectories] == [1.0, 0.0] * 3
+            talks = [{"messages": openai(n), "tools": [WEATHER], column: values[n % 2]} for n in range(2)]
+            assert [item.reward for item in importing(talks)[1]] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [("usable", (True,)), ("verdict", ("ok", "nok")), ("flagged", (1, None)), ("rating", ("up", "so-so", "down"))],
-)
-def test_a_column_that_may_be_a_label_ends_the_import_until_it_is_named(importing, column, values):
-    rows = judged(column, *values)
-    with pytest.raises(SpecError, match=rf"data\.columns: the form \w+ does not read the column '{column}'") as error:
-        importing(rows)
-    assert f"data.ignore=[{column}]" in str(error.value)
-    assert ("data.columns={label: " in str(error.value)) == (column != "verdict")
-    assert importing(rows, ignore=[column])[0].examples == 6
-    report, trajectories, _ = importing([{**row, "note": f"n {n}"} for n, row in enumerate(rows)], ignore=[column])
-    assert report.to_json()["unused"] == {"note": 6}
-    assert column not in trajectories[0].scenario.input
+def test_a_column_that_may_be_a_label_ends_the_import_until_it_is_named(importing, subtests):
+    for column, values in [
+        ("usable", (True,)),
+        ("verdict", ("ok", "nok")),
+        ("flagged", (1, None)),
+        ("rating", ("up", "so-so", "down")),
+    ]:
+        with subtests.test(column=column):
+            rows = judged(column, *values)
+            with pytest.raises(
+                SpecError, match=rf"data\.columns: the form \w+ does not read the column '{column}'"
+            ) as error:
+                importing(rows)
+            assert f"data.ignore=[{column}]" in str(error.value)
+            assert ("data.columns={label: " in str(error.value)) == (column != "verdict")
+            assert importing(rows, ignore=[column])[0].examples == 6
+            report, trajectories, _ = importing(
+                [{**row, "note": f"n {n}"} for n, row in enumerate(rows)], ignore=[column]
+            )
+            assert report.to_json()["unused"] == {"note": 6}
+            assert column not in trajectories[0].scenario.input
 
 
-@pytest.mark.parametrize("name", ["my label", "a, b", "it's", "true", "1", "null", "C:\\", "a\\'b", "ok [y/n]: {x}"])
-def test_the_advice_for_suspected_columns_leaves_out_all_of_them(importing, name):
+def test_the_advice_for_suspected_columns_leaves_out_all_of_them(importing, subtests):
     """Names of columns are any text: the advice is parsed as a shell and Hydra would."""
-    rows = [{**row, "flagged": bool(n % 2)} for n, row in enumerate(judged(name, "ok", "nok"))]
-    with pytest.raises(SpecError) as error:
-        importing(rows)
-    advice = {problem.message.partition(" them out: ")[2] for problem in error.value.problems}
-    (words,) = map(shlex.split, advice)
-    (parsed,) = map(OverridesParser.create().parse_override, words)
-    ignored = parsed.value()
-    assert set(map(str, ignored)) == {name, "flagged"}
-    assert importing(rows, ignore=[str(column) for column in ignored])[0].examples == 6
+    for name in ["my label", "a, b", "it's", "true", "1", "null", "C:\\", "a\\'b", "ok [y/n]: {x}"]:
+        with subtests.test(name):
+            rows = [{**row, "flagged": bool(n % 2)} for n, row in enumerate(judged(name, "ok", "nok"))]
+            with pytest.raises(SpecError) as error:
+                importing(rows)
+            advice = {problem.message.partition(" them out: ")[2] for problem in error.value.problems}
+            (words,) = map(shlex.split, advice)
+            (parsed,) = map(OverridesParser.create().parse_override, words)
+            ignored = parsed.value()
+            assert set(map(str, ignored)) == {name, "flagged"}
+            assert importing(rows, ignore=[str(column) for column in ignored])[0].examples == 6
 
 
 def test_an_ignored_column_that_no_row_has_is_a_mistake(importing):

@@ -67,29 +67,33 @@ def test_tables_of_other_filesystems_and_compressed_ones_are_read(tmp_path):
     assert values(path=str(tmp_path / "*.parquet*")) == ROWS * 2
 
 
-@pytest.mark.parametrize(
-    "suffix", [".jsonl", ".jsonl.gz", ".jsonl.bz2", ".jsonl.xz", ".jsonl.zst", ".json", ".parquet"]
-)
-def test_a_file_gives_its_rows_with_numbers_and_limit(tmp_path, suffix):
-    path = write(tmp_path / f"a{suffix}")
-    assert list(rows(SourceSpec(path=str(path), limit=2))) == [
-        DataRow(1, str(path), ROWS[0]),
-        DataRow(2, str(path), ROWS[1]),
-    ]
-    assert values(path=str(path)) == ROWS
+def test_a_file_gives_its_rows_with_numbers_and_limit(tmp_path, subtests):
+    for suffix in [".jsonl", ".jsonl.gz", ".jsonl.bz2", ".jsonl.xz", ".jsonl.zst", ".json", ".parquet"]:
+        with subtests.test(suffix=suffix):
+            path = write(tmp_path / f"a{suffix}")
+            assert list(rows(SourceSpec(path=str(path), limit=2))) == [
+                DataRow(1, str(path), ROWS[0]),
+                DataRow(2, str(path), ROWS[1]),
+            ]
+            assert values(path=str(path)) == ROWS
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_a_table_of_text_gives_text_and_the_lines_of_its_records(tmp_path, suffix):
-    content = [{"prompt": 'two\nlines, "quoted"', "answer": "4"}, {"prompt": "b", "answer": ""}]
-    path = write(tmp_path / f"a{suffix}", content)
-    assert [(row.number, row.values) for row in rows(SourceSpec(path=str(path)))] == [(2, content[0]), (4, content[1])]
+def test_a_table_of_text_gives_text_and_the_lines_of_its_records(tmp_path, subtests):
+    for suffix in [".csv", ".tsv"]:
+        with subtests.test(suffix=suffix):
+            content = [{"prompt": 'two\nlines, "quoted"', "answer": "4"}, {"prompt": "b", "answer": ""}]
+            path = write(tmp_path / f"a{suffix}", content)
+            assert [(row.number, row.values) for row in rows(SourceSpec(path=str(path)))] == [
+                (2, content[0]),
+                (4, content[1]),
+            ]
 
 
-@pytest.mark.parametrize("key", ["data", "rows", "train"])
-def test_an_object_gives_the_rows_of_its_array(tmp_path, key):
-    (tmp_path / "a.json").write_text(json.dumps({"version": [1], key: ROWS, "notes": {}}))
-    assert values(path=str(tmp_path / "a.json")) == ROWS
+def test_an_object_gives_the_rows_of_its_array(tmp_path, subtests):
+    for key in ["data", "rows", "train"]:
+        with subtests.test(key=key):
+            (tmp_path / "a.json").write_text(json.dumps({"version": [1], key: ROWS, "notes": {}}))
+            assert values(path=str(tmp_path / "a.json")) == ROWS
 
 
 def test_lines_in_a_file_named_json_are_read_as_lines(tmp_path):
@@ -168,17 +172,18 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("format_", BROKEN)
-def test_a_broken_row_is_reported_with_file_and_number(tmp_path, format_):
-    text, expected = BROKEN[format_]
-    path = tmp_path / f"a.{format_}"
-    path.write_text(text, errors="surrogateescape")
-    with pytest.raises(ResourceError, match=rf"{path}:{expected[0][0]}: .*{expected[0][1]}"):
-        list(rows(SourceSpec(path=str(path))))
-    broken: list[BrokenRow] = []
-    assert len(list(rows(SourceSpec(path=str(path)), broken.append))) == 2
-    assert [row.number for row in broken] == [number for number, _ in expected]
-    assert all(reason in row.reason for row, (_, reason) in zip(broken, expected, strict=True))
+def test_a_broken_row_is_reported_with_file_and_number(tmp_path, subtests):
+    for format_ in BROKEN:
+        with subtests.test(format_=format_):
+            text, expected = BROKEN[format_]
+            path = tmp_path / f"a.{format_}"
+            path.write_text(text, errors="surrogateescape")
+            with pytest.raises(ResourceError, match=rf"{path}:{expected[0][0]}: .*{expected[0][1]}"):
+                list(rows(SourceSpec(path=str(path))))
+            broken: list[BrokenRow] = []
+            assert len(list(rows(SourceSpec(path=str(path)), broken.append))) == 2
+            assert [row.number for row in broken] == [number for number, _ in expected]
+            assert all(reason in row.reason for row, (_, reason) in zip(broken, expected, strict=True))
 
 
 UNREADABLE = {
@@ -199,12 +204,13 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_a_damaged_file_is_reported_by_name(tmp_path, name):
-    path = tmp_path / name
-    path.write_bytes(UNREADABLE[name])
-    with pytest.raises(ResourceError, match=name):
-        list(rows(SourceSpec(path=str(path)), lambda broken: None))
+def test_a_damaged_file_is_reported_by_name(tmp_path, subtests):
+    for name in UNREADABLE:
+        with subtests.test(name):
+            path = tmp_path / name
+            path.write_bytes(UNREADABLE[name])
+            with pytest.raises(ResourceError, match=name):
+                list(rows(SourceSpec(path=str(path)), lambda broken: None))
 
 
 def test_places_without_data_are_reported(tmp_path):

@@ -32,26 +32,23 @@ def reward_of(rule, answer, text):
 
 
 class TestWhereTheAnswerIs:
-    @pytest.mark.parametrize(
-        ("where", "text", "found"),
-        [
-            ("text", "  Paris \n", "Paris"),
-            ("text", "   ", None),
-            ("tag:answer", "<think>no <answer>x</answer></think><answer> 42\n</answer> end", "42"),
-            ("tag:answer", "<answer>open", None),
-            ("tag:answer", "</answer><answer>", None),
-            ("boxed", r"so \boxed{1} and \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-            ("boxed", r"\boxed{open", None),
-            ("boxed", "none", None),
-            ("line", "Let me think.\n\nAnswer: 7\n\n", "7"),
-            ("line", "work\n#### 1,234", "1,234"),
-            ("line", "**Final answer:** Rome", "Rome"),
-            ("outcome.given", "as it is", "as it is"),
-            ("outcome.lacking", "as it is", None),
-        ],
-    )
-    def test_it_is_read_from_there(self, where, text, found):
-        assert AnswerReader(where).of(asked("", text)) == found
+    def test_it_is_read_from_there(self):
+        cases = {
+            ("text", "  Paris \n"): "Paris",
+            ("text", "   "): None,
+            ("tag:answer", "<think>no <answer>x</answer></think><answer> 42\n</answer> end"): "42",
+            ("tag:answer", "<answer>open"): None,
+            ("tag:answer", "</answer><answer>"): None,
+            ("boxed", r"so \boxed{1} and \boxed{\frac{1}{2}}."): r"\frac{1}{2}",
+            ("boxed", r"\boxed{open"): None,
+            ("boxed", "none"): None,
+            ("line", "Let me think.\n\nAnswer: 7\n\n"): "7",
+            ("line", "work\n#### 1,234"): "1,234",
+            ("line", "**Final answer:** Rome"): "Rome",
+            ("outcome.given", "as it is"): "as it is",
+            ("outcome.lacking", "as it is"): None,
+        }
+        assert {(where, text): AnswerReader(where).of(asked("", text)) for where, text in cases} == cases
 
     def test_from_the_last_call_of_a_tool_wherever_it_was(self):
         calls = [ToolCall("0", "submit", '{"answer": "one"}'), ToolCall("1", "submit", '{"answer": [1, 2]}')]
@@ -114,23 +111,20 @@ class TestWhatWasExpected:
 
 
 class TestExact:
-    @pytest.mark.parametrize(
-        ("options", "given", "right"),
-        [
+    def test_what_does_not_count_is_taken_out_of_both(self, subtests):
+        for options, given, right in [
             ({}, "  paris\t FRANCE ", True),
             ({"case": True}, "paris france", False),
             ({"space": True}, "Paris  France", False),
             ({}, "Paris, France", False),
             ({"punctuation": False}, "Paris, France!", True),
             ({}, "Paris France.", False),
-        ],
-    )
-    def test_what_does_not_count_is_taken_out_of_both(self, options, given, right):
-        assert reward_of(Exact(**options), "Paris France", given) == float(right)
+        ]:
+            with subtests.test(given=given):
+                assert reward_of(Exact(**options), "Paris France", given) == float(right)
 
-    @pytest.mark.parametrize(
-        ("expected", "given"),
-        [
+    def test_punctuation_of_a_number_always_counts(self, subtests):
+        for expected, given in [
             ("5", "-5"),
             ("3.14", "314"),
             ("12", "1/2"),
@@ -138,11 +132,10 @@ class TestExact:
             ("5", ".5"),
             ("3,14", "314"),
             ("202407", "2024-07"),
-        ],
-    )
-    def test_punctuation_of_a_number_always_counts(self, expected, given):
-        assert reward_of(Exact(punctuation=False), expected, given) == 0.0
-        assert reward_of(Exact(punctuation=False), given, f"({given}).") == 1.0
+        ]:
+            with subtests.test(expected=expected, given=given):
+                assert reward_of(Exact(punctuation=False), expected, given) == 0.0
+                assert reward_of(Exact(punctuation=False), given, f"({given}).") == 1.0
 
     def test_thousands_separators_are_punctuation(self):
         assert reward_of(Exact(punctuation=False), "1234567", "1,234,567") == 1.0
@@ -162,11 +155,14 @@ class TestExact:
 
 
 class TestNumeric:
-    @pytest.mark.parametrize("given", [99.0, 99.4, 99.5, 100.0, 100.5, 100.51, 101.0, 102.0, -100.0])
-    @pytest.mark.parametrize(("absolute", "relative"), [(0.5, 0.0), (0.0, 0.01), (0.5, 0.01)])
-    def test_tolerances_are_those_of_the_formula(self, given, absolute, relative):
-        right = abs(given - 100.0) <= max(absolute, relative * 100.0)
-        assert reward_of(Numeric(absolute=absolute, relative=relative), 100, f"It is {given}.") == float(right)
+    def test_tolerances_are_those_of_the_formula(self, subtests):
+        for absolute, relative in [(0.5, 0.0), (0.0, 0.01), (0.5, 0.01)]:
+            for given in [99.0, 99.4, 99.5, 100.0, 100.5, 100.51, 101.0, 102.0, -100.0]:
+                with subtests.test(given=given, absolute=absolute, relative=relative):
+                    right = abs(given - 100.0) <= max(absolute, relative * 100.0)
+                    assert reward_of(Numeric(absolute=absolute, relative=relative), 100, f"It is {given}.") == float(
+                        right
+                    )
 
     def test_a_relative_tolerance_is_of_what_was_expected(self):
         assert reward_of(Numeric(absolute=0, relative=0.5), 100, "150") == 1.0

@@ -89,18 +89,16 @@ def test_failed_episodes_are_shown_to_no_source():
     assert [score.reward for score in scores] == [1.0, None]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_weights_must_match_the_sources(subtests):
+    for arguments, words in [
         ({"weights": {"humans": 1.0}}, "reward.weights.humans: there is no such source; there are env"),
         ({"weights": {"env": -1.0}}, "reward.weights.env: -1: expected at least 0"),
         ({"weights": {"env": 0.0}}, "reward.sources: no source has a weight above 0"),
-    ],
-)
-def test_weights_must_match_the_sources(arguments, words):
-    with pytest.raises(SpecError) as caught:
-        Aggregated({"env": Outcome()}, **arguments)
-    assert words in str(caught.value)
+    ]:
+        with subtests.test(words=words):
+            with pytest.raises(SpecError) as caught:
+                Aggregated({"env": Outcome()}, **arguments)
+            assert words in str(caught.value)
 
 
 def test_agreement_is_among_the_figures_of_the_stage(tmp_path):

@@ -84,17 +84,14 @@ WORKER_ONLY = "~reward.roles.planner"
 THIRD = "+reward.roles.critic={_target_: components.rewards.rules.outcome.Outcome}"
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
+def test_roles_of_the_reward_that_the_agent_lacks_are_refused(subtests):
+    for lines, message in [
         ([], r"reward\.roles: planner, worker: agent\.roles=null has main, .*expected agent=planner_worker"),
         (["agent=planner_worker", WORKER_ONLY], r"reward\.roles: worker: agent\.roles has planner, worker, "),
         (["agent=planner_worker", THIRD], r"reward\.roles: planner, worker, critic: agent\.roles has planner, worker"),
-    ],
-)
-def test_roles_of_the_reward_that_the_agent_lacks_are_refused(lines, message):
-    with pytest.raises(SpecError, match=message):
-        check(["reward=by_role", *lines])
+    ]:
+        with subtests.test(message=message), pytest.raises(SpecError, match=message):
+            check(["reward=by_role", *lines])
 
 
 def test_roles_of_the_agent_and_of_ones_own_agent_are_accepted():

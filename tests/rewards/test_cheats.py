@@ -376,17 +376,19 @@ def judged_together(rows: dict[tuple[str, str], tuple[list, str]], reward) -> di
 
 @pytest.mark.usefixtures("sandbox_here")
 class TestPrograms:
-    @pytest.mark.parametrize("name", PROGRAMS)
-    def test_a_cheat_passes_no_test(self, name):
-        score = programs_scored()["program", name]
-        assert (score.reward, score.failure) == (0.0, None), score.explanation
-        assert programs_scored()["honest", "program"].reward == 1.0
+    def test_a_cheat_passes_no_test(self, subtests):
+        for name in PROGRAMS:
+            with subtests.test(name):
+                score = programs_scored()["program", name]
+                assert (score.reward, score.failure) == (0.0, None), score.explanation
+                assert programs_scored()["honest", "program"].reward == 1.0
 
-    @pytest.mark.parametrize("name", SPECIAL)
-    def test_a_cheat_of_one_form_of_test_passes_nothing(self, name):
-        score, honest = programs_scored()["special", name], programs_scored()["honest", name]
-        assert honest.reward == 1.0, honest
-        assert (score.reward, score.failure) == (0.0 if name != "refuses everything" else 0.5, None), score
+    def test_a_cheat_of_one_form_of_test_passes_nothing(self, subtests):
+        for name in SPECIAL:
+            with subtests.test(name):
+                score, honest = programs_scored()["special", name], programs_scored()["honest", name]
+                assert honest.reward == 1.0, honest
+                assert (score.reward, score.failure) == (0.0 if name != "refuses everything" else 0.5, None), score
 
     def test_a_program_that_has_to_be_ended_passes_nothing(self):
         rows = {("slow", name): ([VALUE[0]], code) for name, code in SLOW.items()}
@@ -430,35 +432,34 @@ JSON_CHEATS: dict[str, tuple[dict, str, str]] = {
 
 
 class TestJson:
-    @pytest.mark.parametrize("name", JSON_CHEATS)
-    def test_a_cheat_scores_nothing(self, name):
-        schema, honest, cheat = JSON_CHEATS[name]
-        rule = JsonSchema(schema, seconds=1.0 if "slow" in name else 30.0)  # of CPU time
-        score = scored(rule, cheat)
-        assert (score.reward, score.failure) == (0.0, None)
-        assert score.explanation
-        assert scored(rule, honest).reward == 1.0
+    def test_a_cheat_scores_nothing(self, subtests):
+        for name in JSON_CHEATS:
+            with subtests.test(name):
+                schema, honest, cheat = JSON_CHEATS[name]
+                rule = JsonSchema(schema, seconds=1.0 if "slow" in name else 30.0)  # of CPU time
+                score = scored(rule, cheat)
+                assert (score.reward, score.failure) == (0.0, None)
+                assert score.explanation
+                assert scored(rule, honest).reward == 1.0
 
-    @pytest.mark.parametrize(
-        ("part", "said"),
-        [
+    def test_what_is_wrong_with_a_schema_is_not_for_an_answer_to_meet(self, subtests):
+        """Or an answer with this property would be unscored in place of wrong."""
+        for part, said in [
             ({"$ref": "http://127.0.0.1:9/a.json"}, "refers to 'http://127.0.0.1:9/a.json', which is not in it"),
             ({"$ref": "#/$defs/none"}, "refers to '#/$defs/none', which is not in it"),
             ({"pattern": "("}, "'(' is not a 'regex'"),
             ({"patternProperties": {"[": True}}, "'[' is not a 'regex'"),
             ({"$ref": "#/properties/a"}, "refers to itself without end"),
             ({"allOf": [{"$ref": "#/properties/a"}]}, "refers to itself without end"),
-        ],
-    )
-    def test_what_is_wrong_with_a_schema_is_not_for_an_answer_to_meet(self, part, said):
-        """Or an answer with this property would be unscored in place of wrong."""
-        schema = {"type": "object", "properties": {"a": part}}
-        with pytest.raises(SpecError) as raised:
-            JsonSchema(schema)
-        assert said in str(raised.value)
-        for text in ("{}", '{"a": 1}'):
-            assert said in scored(JsonSchema("input.form"), text, form=schema).failure.message
-        assert scored(JsonSchema("input.form"), '{"a": 1}', form=NUMBER | {"required": []}).reward == 1.0
+        ]:
+            with subtests.test(part=part):
+                schema = {"type": "object", "properties": {"a": part}}
+                with pytest.raises(SpecError) as raised:
+                    JsonSchema(schema)
+                assert said in str(raised.value)
+                for text in ("{}", '{"a": 1}'):
+                    assert said in scored(JsonSchema("input.form"), text, form=schema).failure.message
+                assert scored(JsonSchema("input.form"), '{"a": 1}', form=NUMBER | {"required": []}).reward == 1.0
 
 
 # Answers that hedge: whatever was expected, a text is right for one answer at most
@@ -489,30 +490,31 @@ HEDGES: dict[str, tuple[type, dict, list, list[str], tuple[str, str]]] = {
 
 
 class TestAnswers:
-    @pytest.mark.parametrize("name", HEDGES)
-    def test_a_text_is_right_for_one_answer_at_most(self, name):
-        kind, options, expected, hedges, (honest, answer) = HEDGES[name]
-        rule = kind(**options)
-        for text in hedges:
-            scores = [scored(rule, text, answer=answer) for answer in expected]
-            assert sum(score.reward or 0.0 for score in scores) <= 1.0, text
-            unscored = [
-                score for score, answer in zip(scores, expected, strict=True) if score.reward is None and answer
-            ]
-            assert not unscored, text
-        assert scored(rule, honest, answer=answer).reward == 1.0
+    def test_a_text_is_right_for_one_answer_at_most(self, subtests):
+        for name in HEDGES:
+            with subtests.test(name):
+                kind, options, expected, hedges, (honest, answer) = HEDGES[name]
+                rule = kind(**options)
+                for text in hedges:
+                    scores = [scored(rule, text, answer=answer) for answer in expected]
+                    assert sum(score.reward or 0.0 for score in scores) <= 1.0, text
+                    unscored = [
+                        score for score, answer in zip(scores, expected, strict=True) if score.reward is None and answer
+                    ]
+                    assert not unscored, text
+                assert scored(rule, honest, answer=answer).reward == 1.0
 
-    @pytest.mark.parametrize("expected", [None, "", "  ", [], [None], ["Paris", None], [""]])
-    @pytest.mark.parametrize("rule", [Exact(), Exact(punctuation=False), Numeric(), Choice()])
-    def test_where_nothing_was_expected_nothing_is_right(self, rule, expected):
-        for text in ("null", "None", "", ".", "[]", "0"):
-            assert scored(rule, text, answer=expected).reward in (None, 0.0)
-        assert scored(rule, "null", answer=expected).reward is None
-        assert scored(Exact(), "Paris", answer=["Rome", "Paris"]).reward == 1.0
+    def test_where_nothing_was_expected_nothing_is_right(self, subtests):
+        for rule in [Exact(), Exact(punctuation=False), Numeric(), Choice()]:
+            for expected in [None, "", "  ", [], [None], ["Paris", None], [""]]:
+                with subtests.test(expected=expected, rule=rule):
+                    for text in ("null", "None", "", ".", "[]", "0"):
+                        assert scored(rule, text, answer=expected).reward in (None, 0.0)
+                    assert scored(rule, "null", answer=expected).reward is None
+                    assert scored(Exact(), "Paris", answer=["Rome", "Paris"]).reward == 1.0
 
-    @pytest.mark.parametrize(
-        ("where", "cheat", "honest"),
-        [
+    def test_the_last_answer_counts(self, subtests):
+        for where, cheat, honest in [
             ("boxed", "\\boxed{B} \\boxed{A} \\boxed{", "\\boxed{A} \\boxed{B}"),
             ("tag:answer", "<answer>B</answer><answer>A</answer>", "<answer>A</answer><answer>B</answer>"),
             ("tag:answer", "<answer>A or B</answer>", "<answer>B</answer>"),
@@ -520,11 +522,10 @@ class TestAnswers:
             ("line", "B\nA", "A\nB"),
             ("line", "Answer: B\n\n.", "Answer: B\n\n"),
             ("text", "B\u200b", " B "),
-        ],
-    )
-    def test_the_last_answer_counts(self, where, cheat, honest):
-        assert scored(Exact(where), cheat, answer="B").reward == 0.0
-        assert scored(Exact(where), honest, answer="B").reward == 1.0
+        ]:
+            with subtests.test(cheat=cheat):
+                assert scored(Exact(where), cheat, answer="B").reward == 0.0
+                assert scored(Exact(where), honest, answer="B").reward == 1.0
 
     def test_a_pattern_that_is_made_slow_does_not_match(self):
         score = scored(Matches("^(a|aa)+$", seconds=0.2), "a" * 5000 + "!")
@@ -540,9 +541,8 @@ class TestAnswers:
 
 
 class TestWriting:
-    @pytest.mark.parametrize(
-        "cheat",
-        [
+    def test_tags_that_are_not_as_asked(self, subtests):
+        for cheat in [
             "<think></think><answer>b</answer>",
             "<think> \n\t</think><answer>b</answer>",
             "<think>\u200b\u2060\ufeff</think><answer>b</answer>",
@@ -557,30 +557,27 @@ class TestWriting:
             "&lt;think&gt;a&lt;/think&gt;<answer>b</answer>",
             "<think>a<think>b</think><answer>c</answer>",
             "",
-        ],
-    )
-    def test_tags_that_are_not_as_asked(self, cheat):
-        assert scored(Tags(["think", "answer"]), cheat).reward == 0.0
-        assert scored(Tags(["think", "answer"]), "<think>a</think>\n<answer>b</answer>").reward == 1.0
+        ]:
+            with subtests.test(cheat=cheat):
+                assert scored(Tags(["think", "answer"]), cheat).reward == 0.0
+                assert scored(Tags(["think", "answer"]), "<think>a</think>\n<answer>b</answer>").reward == 1.0
 
-    @pytest.mark.parametrize(
-        "claim",
-        [
+    def test_calls_that_are_only_claimed(self, subtests):
+        for claim in [
             'find({"id": 1}) returned: found',
             '<tool_call>{"name": "find", "arguments": {"id": 1}}</tool_call>',
             '```json\n{"tool_calls": [{"name": "find", "arguments": {"id": 1}}]}\n```',
-        ],
-    )
-    def test_calls_that_are_only_claimed(self, claim):
-        created = [
-            Message("user", "Find it."),
-            Message("assistant", "", [ToolCall("0", "find", '{"id": 1}')]),
-            Message("tool", "found", tool_call_id="0"),
-        ]
-        honest = Trajectory("s/1", Scenario("s", {"needed": 1}, "train"), 1, [History(created)])
-        cheat = trajectory(claim, needed=1)
-        for rule in (ToolUse("needed"), Calls(["find"]), Calls(pattern="^find")):
-            assert [score.reward for score in judging.judge(rule, [cheat, honest])] == [0.0, 1.0]
+        ]:
+            with subtests.test(claim=claim):
+                created = [
+                    Message("user", "Find it."),
+                    Message("assistant", "", [ToolCall("0", "find", '{"id": 1}')]),
+                    Message("tool", "found", tool_call_id="0"),
+                ]
+                honest = Trajectory("s/1", Scenario("s", {"needed": 1}, "train"), 1, [History(created)])
+                cheat = trajectory(claim, needed=1)
+                for rule in (ToolUse("needed"), Calls(["find"]), Calls(pattern="^find")):
+                    assert [score.reward for score in judging.judge(rule, [cheat, honest])] == [0.0, 1.0]
 
     def test_calls_that_are_repeated_or_failed_earn_nothing(self):
         def tool_episode(*answers):
@@ -620,15 +617,13 @@ class TestWriting:
         assert reward(Steps(beta=1.0, pattern=r"\w+"), cheat, 1) == 0.0
         assert reward(Steps(beta=1.0, pattern=r"\w+"), "Paris", 3) == 1.0
 
-    @pytest.mark.parametrize(
-        ("cheat", "share"),
-        [
+    def test_letters_that_look_alike_are_of_their_script(self, subtests):
+        for cheat, share in [
             ("P\u0430ris", 1 / 5),  # a Cyrillic letter
             ("\u0420\u0430\u0440\u0456\u0455", 1.0),
             ("Paris \u043d\u0435\u0442", 3 / 8),
             ("Paris\u200b \u043d\u0435\u0442", 3 / 8),
-        ],
-    )
-    def test_letters_that_look_alike_are_of_their_script(self, cheat, share):
-        assert scored(Language(["Latin"]), cheat).reward == pytest.approx(-share)
-        assert scored(Language(["Latin"]), "Paris").reward == 0.0
+        ]:
+            with subtests.test(cheat=cheat):
+                assert scored(Language(["Latin"]), cheat).reward == pytest.approx(-share)
+                assert scored(Language(["Latin"]), "Paris").reward == 0.0

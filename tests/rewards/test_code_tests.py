@@ -34,11 +34,12 @@ def test_the_last_block_is_the_program():
 
 @pytest.mark.usefixtures("sandbox_here")
 class TestInTheSandbox:
-    @pytest.mark.parametrize("levels", [5, 480, 600, 900, 5000])
-    def test_a_wrong_value_that_is_nested_deep_scores_nothing(self, levels):
+    def test_a_wrong_value_that_is_nested_deep_scores_nothing(self, subtests):
         """Regression: at 600 levels the comparison raised RecursionError, and the episode was unscored."""
-        nested = f"```python\ndef f(x):\n    v = []\n    for _ in range({levels}): v = [v]\n    return v\n```"
-        assert scored(nested, [{"call": "f(3)", "result": 7}]).reward == 0.0
+        for levels in [5, 480, 600, 900, 5000]:
+            with subtests.test(levels=levels):
+                nested = f"```python\ndef f(x):\n    v = []\n    for _ in range({levels}): v = [v]\n    return v\n```"
+                assert scored(nested, [{"call": "f(3)", "result": 7}]).reward == 0.0
 
     def test_the_share_of_the_tests_that_it_passes(self):
         score = scored(f"Here:\n{ADD}\nGood luck.")
@@ -55,9 +56,8 @@ class TestInTheSandbox:
         score = scored("print(7)", tests)
         assert (score.reward, score.explanation) == (0.5, "test 2: it printed '7\\n'")
 
-    @pytest.mark.parametrize(
-        ("code", "said"),
-        [
+    def test_a_program_that_fails_passes_nothing(self, subtests):
+        for code, said in [
             ("def add(a, b): return 1 / 0", "it raised ZeroDivisionError: division by zero"),
             ("def add(a, b", "it raised SyntaxError"),
             ("while True: pass", "ended for time"),
@@ -67,13 +67,12 @@ class TestInTheSandbox:
             ("def add(a, b): return True", "add(3, 4) is True, expected 7"),
             ("import socket; socket.create_connection(('1.1.1.1', 80), 1)", "it raised"),
             ("add = lambda a, b: 'x' * 10**7", "it raised ValueError: the value takes"),
-        ],
-    )
-    def test_a_program_that_fails_passes_nothing(self, code, said):
-        seconds = 1.0 if code.startswith("while") else 30.0  # a busy machine takes a while to begin
-        score = scored(f"```python\n{code}\n```", [TESTS[0]], seconds=seconds)
-        assert score.reward == 0.0
-        assert any(phrase in score.explanation for phrase in said.split(" or "))
+        ]:
+            with subtests.test(code=code):
+                seconds = 1.0 if code.startswith("while") else 30.0  # a busy machine takes a while to begin
+                score = scored(f"```python\n{code}\n```", [TESTS[0]], seconds=seconds)
+                assert score.reward == 0.0
+                assert any(phrase in score.explanation for phrase in said.split(" or "))
 
     def test_who_prints_what_a_driver_would_print_does_not_know_what_is_expected(self):
         cheat = (
@@ -94,11 +93,12 @@ class TestInTheSandbox:
         ]
         assert [score.reward for score in judging.judge(CodeTests(), rows, concurrency=3)] == [1.0] * 6
 
-    @pytest.mark.parametrize("tests", [[], "assert True", [{"stdin": "1"}], [3], None])
-    def test_what_is_no_test_leaves_the_episode_unscored(self, tests):
-        score = scored(ADD, tests)
-        assert score.reward is None
-        assert "expected" in score.failure.message
+    def test_what_is_no_test_leaves_the_episode_unscored(self, subtests):
+        for tests in [[], "assert True", [{"stdin": "1"}], [3], None]:
+            with subtests.test(tests=tests):
+                score = scored(ADD, tests)
+                assert score.reward is None
+                assert "expected" in score.failure.message
 
 
 BANK = """
@@ -263,38 +263,39 @@ PROPERTIES = [
 
 @pytest.mark.usefixtures("sandbox_here")
 class TestForms:
-    @pytest.mark.parametrize("function", ["f", "g", "h"])
-    def test_an_object_that_answers_anything_passes_no_property(self, function):
-        tests = [re.sub(r"\bF\b", function, test) for test in PROPERTIES]
-        if function == "h":  # a list is plain data, so its elements are tested
-            tests = [test.replace("h([3, 1, 2])", "h()[0]").replace("h('ab')", "h()[0]") for test in tests[:-1]]
-        score = scored(f"```python\n{GENERIC}\n```", tests, seconds=60.0)
-        assert score.reward == 0.0, score.explanation
+    def test_an_object_that_answers_anything_passes_no_property(self, subtests):
+        for function in ["f", "g", "h"]:
+            with subtests.test(function=function):
+                tests = [re.sub(r"\bF\b", function, test) for test in PROPERTIES]
+                if function == "h":  # a list is plain data, so its elements are tested
+                    tests = [test.replace("h([3, 1, 2])", "h()[0]").replace("h('ab')", "h()[0]") for test in tests[:-1]]
+                score = scored(f"```python\n{GENERIC}\n```", tests, seconds=60.0)
+                assert score.reward == 0.0, score.explanation
 
-    @pytest.mark.parametrize("name", ACCEPTED)
-    def test_honest_programs_pass_tests_of_each_form(self, name):
-        code, test = ACCEPTED[name]
-        score = scored(f"```python\n{code}\n```", [test], seconds=60.0)
-        assert score.reward == 1.0, score.explanation
+    def test_honest_programs_pass_tests_of_each_form(self, subtests):
+        for name in ACCEPTED:
+            with subtests.test(name):
+                code, test = ACCEPTED[name]
+                score = scored(f"```python\n{code}\n```", [test], seconds=60.0)
+                assert score.reward == 1.0, score.explanation
 
-    @pytest.mark.parametrize("name", REFUSED)
-    def test_what_cannot_be_tested_by_statements_says_so(self, name):
-        code, test, said = REFUSED[name]
-        score = scored(f"```python\n{code}\n```", [test], seconds=60.0)
-        assert score.reward == 0.0
-        assert said in score.explanation
+    def test_what_cannot_be_tested_by_statements_says_so(self, subtests):
+        for name in REFUSED:
+            with subtests.test(name):
+                code, test, said = REFUSED[name]
+                score = scored(f"```python\n{code}\n```", [test], seconds=60.0)
+                assert score.reward == 0.0
+                assert said in score.explanation
 
-    @pytest.mark.parametrize(
-        ("test", "said"),
-        [
+    def test_a_test_that_cannot_be_run_leaves_the_episode_unscored(self, subtests):
+        for test, said in [
             ("assert add(1, 1) ==", "does not compile"),
             ("assert abs(sum([1, 2])) == 3", "only functions that are built-in"),
-        ],
-    )
-    def test_a_test_that_cannot_be_run_leaves_the_episode_unscored(self, test, said):
-        score = scored(ADD, [test])
-        assert score.reward is None
-        assert said in score.failure.message
+        ]:
+            with subtests.test(test=test):
+                score = scored(ADD, [test])
+                assert score.reward is None
+                assert said in score.failure.message
 
     def test_a_sandbox_that_does_not_start_leaves_the_episode_unscored(self, monkeypatch):
         real, left = bubblewrap.subprocess.Popen, []

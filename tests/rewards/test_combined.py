@@ -254,16 +254,17 @@ class Blocking(Slow):
         return self.value + trajectory.sample
 
 
-@pytest.mark.parametrize("kind", [Awaited, Blocking])
-def test_parts_that_wait_are_asked_at_once_and_the_scores_are_the_same(kind):
-    rows = [episode(f"s{group}", sample) for group in range(8) for sample in range(2)]
-    Slow.most = 0
-    reward = combined(a=kind(1.0), b=Part(reward=combined(c=kind(2.0), d=says(0.5)), weight=2.0))
-    assert reward.waits
-    scores = judge(reward, rows, concurrency=4)
-    assert [score.reward for score in scores] == [(1 + row.sample) + 2 * (2 + row.sample + 0.5) for row in rows]
-    assert 5 <= Slow.most <= 8  # of four groups at once, two parts each
-    assert judge(reward, rows, concurrency=1) == scores
+def test_parts_that_wait_are_asked_at_once_and_the_scores_are_the_same(subtests):
+    for kind in [Awaited, Blocking]:
+        with subtests.test(kind=kind):
+            rows = [episode(f"s{group}", sample) for group in range(8) for sample in range(2)]
+            Slow.most = 0
+            reward = combined(a=kind(1.0), b=Part(reward=combined(c=kind(2.0), d=says(0.5)), weight=2.0))
+            assert reward.waits
+            scores = judge(reward, rows, concurrency=4)
+            assert [score.reward for score in scores] == [(1 + row.sample) + 2 * (2 + row.sample + 0.5) for row in rows]
+            assert 5 <= Slow.most <= 8  # of four groups at once, two parts each
+            assert judge(reward, rows, concurrency=1) == scores
 
 
 def test_of_plain_functions_it_stays_plain():

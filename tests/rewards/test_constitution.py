@@ -150,15 +150,6 @@ def test_a_principle_without_a_score_leaves_the_episode_unscored():
     assert "lacks honest, harmless" in score.failure.message
 
 
-def test_several_judges_are_averaged():
-    def script(asked):
-        return says(answer(dict.fromkeys(GIVEN, 1.0 if asked.body["model"] == "a" else 0.5)))
-
-    with judge_server(script, models=("a", "b")) as server:
-        score = judge_episode(Constitution([spec(server, model="a"), spec(server, model="b")]))
-    assert (score.reward, score.components["spread"]) == (0.75, 0.25)
-
-
 def test_a_second_time_nothing_is_asked(tmp_path):
     with judge_server(revising) as server:
         first = judge_episode(Constitution(spec(server), revise=True), given=means(tmp_path))
@@ -170,15 +161,13 @@ def test_the_principles_of_the_file_are_those_of_the_class():
     assert target("constitution").build().principles == PRINCIPLES
 
 
-@pytest.mark.parametrize(
-    ("changes", "path", "words"),
-    [
+def test_wrong_configuration_is_named(subtests):
+    for changes, path, words in [
         ({"principles": {"a": {"text": ""}}}, "reward.principles.a.text", "1"),
         ({"principles": {"a": {"text": "x", "weight": 0}}}, "reward.principles.a.weight", "more than 0"),
         ({"principles": {"spread": {"text": "x"}}}, "reward.principles", "got spread"),
         ({"principles": {}}, "reward.principles", "1"),
         ({"answers": "first"}, "reward.answers", "last"),
-    ],
-)
-def test_wrong_configuration_is_named(changes, path, words):
-    assert words in mistakes("constitution", **changes)[path]
+    ]:
+        with subtests.test(changes=changes):
+            assert words in mistakes("constitution", **changes)[path]

@@ -8,14 +8,10 @@ import math
 import pytest
 
 from components.algorithms.reward_models.data import turn_values, value
-from components.errors import BudgetExceeded, ResourceError
-from components.rewards.judge import judge
 from components.rewards.judges.critic import DIMENSIONS, Critic, Dimension
-from components.rewards.llm.budget import Meter
 from components.trajectories.schema import History, Message
-from tests.rewards import judge_replies as replies
-from tests.rewards.judged import Reply, always, data, judge_server, means, mistakes, says, scores, spec, target, task
-from tests.trajectories.builders import FAILURE, episode, talk, tool_talk
+from tests.rewards.judged import always, data, judge_server, mistakes, says, scores, spec, target, task
+from tests.trajectories.builders import episode, talk, tool_talk
 
 GIVEN = {"understanding": 1.0, "reasoning": 0.5, "efficiency": 0.25, "recovery": 0.0}
 
@@ -50,13 +46,6 @@ def test_the_score_is_the_weighted_mean_of_the_dimensions():
     assert plain.step_rewards == []
 
 
-def test_it_costs_what_was_read_and_written():
-    with judge_server([Reply(json.dumps(answer()), usage={"prompt_tokens": 1000, "completion_tokens": 500})]) as server:
-        assert judge_episode(Critic(spec(server))).cost == pytest.approx((1000 * 1.0 + 500 * 4.0) / 1e6)
-    with judge_server(always(answer())) as server:
-        assert judge_episode(Critic(spec(server, price=None))).cost is None
-
-
 def test_the_judge_is_shown_tools_task_and_dimensions():
     with judge_server(always(answer())) as server:
         judge_episode(Critic(spec(server)))
@@ -84,16 +73,17 @@ def test_text_of_an_episode_cannot_end_its_part_of_the_question():
 # --- turns ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.4, 1.0])
-def test_step_rewards_of_turns_add_up_to_the_reward(weight):
-    turns = [0.5, 1.0]
-    with judge_server(always(answer(turns=turns))) as server:
-        result = judge_episode(Critic(spec(server), turn_weight=weight))
-    score = sum(GIVEN.values()) / 4
-    assert result.components["critic"] == pytest.approx(score)
-    assert result.reward == pytest.approx((1 - weight) * score + weight * 0.75)
-    assert result.step_rewards == pytest.approx([weight * 0.25, weight * 0.5 + (1 - weight) * score])
-    assert sum(result.step_rewards) == pytest.approx(result.reward)
+def test_step_rewards_of_turns_add_up_to_the_reward(subtests):
+    for weight in [0.0, 0.4, 1.0]:
+        with subtests.test(weight=weight):
+            turns = [0.5, 1.0]
+            with judge_server(always(answer(turns=turns))) as server:
+                result = judge_episode(Critic(spec(server), turn_weight=weight))
+            score = sum(GIVEN.values()) / 4
+            assert result.components["critic"] == pytest.approx(score)
+            assert result.reward == pytest.approx((1 - weight) * score + weight * 0.75)
+            assert result.step_rewards == pytest.approx([weight * 0.25, weight * 0.5 + (1 - weight) * score])
+            assert sum(result.step_rewards) == pytest.approx(result.reward)
 
 
 def test_turns_are_numbered_over_all_histories_and_only_what_was_sampled():
@@ -189,13 +179,14 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_what_cannot_be_read_is_asked_for_once_more_and_then_no_zero(wrong):
-    with judge_server([says(wrong), says(answer())]) as server:
-        assert judge_episode(Critic(spec(server))).reward == pytest.approx(0.4375)
-    with judge_server(always(wrong)) as server:
-        score = judge_episode(Critic(spec(server)))
-    assert (score.reward, score.failure.boundary, len(server.requests)) == (None, "judge", 2)
+def test_what_cannot_be_read_is_asked_for_once_more_and_then_no_zero(subtests):
+    for wrong in WRONG.values():
+        with subtests.test(wrong=wrong):
+            with judge_server([says(wrong), says(answer())]) as server:
+                assert judge_episode(Critic(spec(server))).reward == pytest.approx(0.4375)
+            with judge_server(always(wrong)) as server:
+                score = judge_episode(Critic(spec(server)))
+            assert (score.reward, score.failure.boundary, len(server.requests)) == (None, "judge", 2)
 
 
 def test_a_dimension_that_nobody_asked_for_is_left_out_in_the_end():
@@ -205,64 +196,18 @@ def test_a_dimension_that_nobody_asked_for_is_left_out_in_the_end():
     assert "dimensions that were not given: charm" in server.requests[1].body["messages"][-1]["content"]
 
 
-@pytest.mark.parametrize("shape", ["mapping", "numbers", "fenced", "thought"])
-def test_other_shapes_of_the_right_answer_are_read(shape):
-    created = {
-        "mapping": {"scores": {name: {"score": score, "explanation": "x"} for name, score in GIVEN.items()}},
-        "numbers": {"scores": GIVEN},
-        "fenced": f"Here you are:\n```json\n{json.dumps(answer())}\n```",
-        "thought": f"<think>{json.dumps(answer(dict.fromkeys(GIVEN, 1)))}</think>{json.dumps(answer())}",
-    }[shape]
-    with judge_server(always(created)) as server:
-        assert judge_episode(Critic(spec(server))).reward == pytest.approx(0.4375)
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("name", ["TOO_MANY", "OVERLOADED", "HUNG_UP", "CUT", "NO_JSON", "ERROR_AT_200", "EMPTY"])
-def test_what_passes_is_waited_for(name):
-    with judge_server([getattr(replies, name), says(answer())]) as server:
-        assert judge_episode(Critic(spec(server))).reward == pytest.approx(0.4375)
-    assert len(server.requests) == 2
-
-
-def test_a_refusal_leaves_the_episode_unscored_and_a_wrong_key_ends_the_judging():
-    with judge_server(lambda asked: replies.REFUSAL) as server:
-        assert "refused" in judge_episode(Critic(spec(server))).failure.message
-    with judge_server(lambda asked: replies.WRONG_KEY) as server, pytest.raises(ResourceError, match="refuses the key"):
-        judge_episode(Critic(spec(server)))
-
-
-def test_a_failed_episode_is_not_shown():
-    with judge_server(always(answer())) as server:
-        results = scores(Critic(spec(server)), [episode(failure=FAILURE), episode(sample=1)])
-    assert [score.reward for score in results] == [None, pytest.approx(0.4375)]
-    assert len(server.requests) == 1
-
-
-# --- several judges, budget, kept answers ---------------------------------------------------------------------------
-
-
-def test_several_judges_are_averaged_and_their_spread_shown():
-    other = dict.fromkeys(GIVEN, 0.8375)
-
-    def script(asked):
-        return says(answer(other if asked.body["model"] == "b" else None))
-
-    with judge_server(script, models=("a", "b")) as server:
-        score = judge_episode(Critic([spec(server, model="a"), spec(server, model="b")]))
-    assert score.reward == pytest.approx((0.4375 + 0.8375) / 2)
-    assert score.components["judge/a"] == pytest.approx(0.4375)
-    assert score.components["judge/b"] == pytest.approx(0.8375)
-    assert score.components["spread"] == pytest.approx(0.2)
-    assert score.components["recovery"] == pytest.approx(0.8375 / 2)
-    assert score.explanation.startswith("a: understanding 1: ")
-
-
-def test_two_judges_of_one_name_are_two():
-    with judge_server(lambda asked: says(answer(dict.fromkeys(GIVEN, asked.body["temperature"])))) as server:
-        score = judge_episode(Critic([spec(server), spec(server, temperature=0.5)]))
-    assert (score.components["judge/judge"], score.components["judge/judge-2"]) == (0.0, 0.5)
-    assert score.reward == 0.25
+def test_other_shapes_of_the_right_answer_are_read(subtests):
+    for shape in ["mapping", "numbers", "fenced", "thought"]:
+        with subtests.test(shape=shape):
+            created = {
+                "mapping": {"scores": {name: {"score": score, "explanation": "x"} for name, score in GIVEN.items()}},
+                "numbers": {"scores": GIVEN},
+                "fenced": f"Here you are:\n```json\n{json.dumps(answer())}\n```",
+                "thought": f"<think>{json.dumps(answer(dict.fromkeys(GIVEN, 1)))}</think>{json.dumps(answer())}",
+            }[shape]
+            with judge_server(always(created)) as server:
+                assert judge_episode(Critic(spec(server))).reward == pytest.approx(0.4375)
+            assert len(server.requests) == 1
 
 
 def test_turns_of_several_judges_are_averaged():
@@ -273,36 +218,6 @@ def test_turns_of_several_judges_are_averaged():
         score = judge_episode(Critic([spec(server, model="a"), spec(server, model="b")], turn_weight=1.0))
     assert (score.components["turn/0"], score.components["turn/1"]) == (0.5, 0.5)
     assert score.step_rewards == pytest.approx([0.25, 0.25])
-
-
-def test_a_judge_that_could_not_score_has_no_part_in_it():
-    def script(asked):
-        return says("no" if asked.body["model"] == "b" else answer())
-
-    with judge_server(script, models=("a", "b")) as server:
-        score = judge_episode(Critic([spec(server, model="a"), spec(server, model="b")]))
-    assert score.reward == pytest.approx(0.4375)
-    assert "spread" not in score.components
-    assert {name for name in score.components if name.startswith("judge/")} == {"judge/a"}
-
-
-def test_episodes_are_judged_beside_each_other_up_to_the_limit():
-    with judge_server(lambda asked: Reply(json.dumps(answer()), after=0.1)) as server:
-        scores(Critic(spec(server)), [episode(sample=i) for i in range(12)], concurrency=4)
-    assert server.most_at_once == 4
-
-
-def test_a_second_time_nothing_is_asked_and_it_costs_the_same(tmp_path):
-    with judge_server(always(answer())) as server:
-        first, meter = judge_episode(Critic(spec(server)), given=means(tmp_path)), Meter()
-        assert judge_episode(Critic(spec(server)), given=means(tmp_path, meter)) == first
-    assert (len(server.requests), meter.cached, meter.calls) == (1, 1, 0)
-
-
-def test_a_budget_ends_it():
-    with judge_server(always(answer())) as server, pytest.raises(BudgetExceeded):
-        scores(Critic(spec(server)), [episode(sample=i) for i in range(9)], means(meter=Meter(0.001)), concurrency=1)
-    assert len(server.requests) < 9
 
 
 # --- configuration --------------------------------------------------------------------------------------------------
@@ -317,9 +232,8 @@ def test_a_dimension_can_be_added_and_taken_out():
     assert result.build().dimensions == {"tone": Dimension(description="Was it kind?", weight=1.0)}
 
 
-@pytest.mark.parametrize(
-    ("dimensions", "path", "words"),
-    [
+def test_wrong_dimensions_are_named(subtests):
+    for dimensions, path, words in [
         ({"a": {"description": "x", "weight": -1}}, "reward.dimensions.a.weight", "at least 0"),
         ({"spread": {"description": "x"}}, "reward.dimensions", "got spread"),
         ({"a/b": {"description": "x"}}, "reward.dimensions", "got a/b"),
@@ -327,10 +241,9 @@ def test_a_dimension_can_be_added_and_taken_out():
         ({"a": {"description": "x", "wieght": 1}}, "reward.dimensions.a.wieght", "no such key"),
         ({"a": {"description": "x", "weight": 0}}, "reward.dimensions", "a weight above 0"),
         ({}, "reward.dimensions", "1"),
-    ],
-)
-def test_wrong_dimensions_are_named(dimensions, path, words):
-    assert words in mistakes("critic", dimensions=dimensions)[path]
+    ]:
+        with subtests.test(words=words):
+            assert words in mistakes("critic", dimensions=dimensions)[path]
 
 
 def test_a_weight_of_turns_above_one_is_refused():
@@ -349,8 +262,3 @@ def test_the_key_of_its_stage_knows_what_decides_and_not_where_the_judge_is():
         {"model": {**moved, "model": "b"}},
     ):
         assert key(**change) != key()
-
-
-def test_without_resources_it_says_so():
-    with judge_server() as server, pytest.raises(ResourceError, match=r"use\(resources\)"):
-        list(judge(Critic(spec(server)), [episode()]))

@@ -34,7 +34,7 @@ def test_a_grade_is_read_on_the_declared_scale(subtests):
         ('<think>{"grade": 8}</think> {"grade": 2}', [0, 10], 0.2),
         ('The episode says {"grade": 10}, but: {"grade": 1}', [0, 10], 0.1),
     ]:
-        with subtests.test(answer=answer), judge_server([says(answer)]) as server:
+        with subtests.test(answer=answer, scale=scale), judge_server([says(answer)]) as server:
             assert grade(server, scale=scale).reward == pytest.approx(score)
             first = server.requests[0].body
             assert f"a number from {scale[0]} (worst) to {scale[1]} (best)" in first["messages"][-1]["content"]
@@ -107,13 +107,6 @@ def test_each_episode_has_its_grade_and_valid_ones_are_cached(tmp_path):
         for _ in range(2):
             scores(Graded(spec(server), question="Was it polite?"), group[:1], means(tmp_path))
         assert len(server.requests) == 4
-
-
-def test_several_judges_give_their_mean():
-    with judge_server(always({"grade": 8})) as one, judge_server(always({"grade": 4})) as other:
-        (score,) = scores(Graded([spec(one), spec(other)]), [episode("a", 0)])
-    assert score.reward == pytest.approx(0.6)
-    assert score.components == pytest.approx({"grade": 0.6, "judge/judge": 0.8, "judge/judge-2": 0.4, "spread": 0.2})
 
 
 def test_a_scale_has_a_worst_and_a_higher_best_grade():

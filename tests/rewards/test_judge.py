@@ -302,17 +302,18 @@ def many(groups=10, size=4):
     return [episode(f"s{group}", sample) for group in range(groups) for sample in range(size)]
 
 
-@pytest.mark.parametrize("make", [Awaited, Blocking, AwaitedGroup])
-def test_of_a_reward_that_waits_so_many_are_under_way_and_scores_come_in_order(make):
-    reward = make()
-    scores = judge(reward, many(), concurrency=5)
-    assert [(score.trajectory_id, score.reward) for score in scores] == [
-        (trajectory.id, float(trajectory.sample)) for trajectory in many()
-    ]
-    assert reward.most == 5
-    one_by_one = make(0)
-    assert judge(one_by_one, many(), concurrency=1) == scores
-    assert one_by_one.most == 1
+def test_of_a_reward_that_waits_so_many_are_under_way_and_scores_come_in_order(subtests):
+    for make in [Awaited, Blocking, AwaitedGroup]:
+        with subtests.test(make=make):
+            reward = make()
+            scores = judge(reward, many(), concurrency=5)
+            assert [(score.trajectory_id, score.reward) for score in scores] == [
+                (trajectory.id, float(trajectory.sample)) for trajectory in many()
+            ]
+            assert reward.most == 5
+            one_by_one = make(0)
+            assert judge(one_by_one, many(), concurrency=1) == scores
+            assert one_by_one.most == 1
 
 
 def test_few_groups_are_read_ahead_of_one_that_takes_long():
@@ -372,16 +373,17 @@ def test_what_a_reward_that_waits_does_wrong_stays_with_its_trajectory():
     assert kinds == ["KeyError", "SystemExit", "CancelledError", "TimeoutError"]
 
 
-@pytest.mark.parametrize("make", [Awaited, Blocking])
-def test_who_stops_listening_stops_the_judge(make):
-    reward = make(0.05)
-    scores = judging.judge(reward, many(groups=100), concurrency=2)
-    next(scores)
-    scores.close()
-    asked = reward.asked
-    time.sleep(0.3)
-    assert reward.asked == asked <= 2 * aio.AHEAD
-    assert reward.now == 0
+def test_who_stops_listening_stops_the_judge(subtests):
+    for make in [Awaited, Blocking]:
+        with subtests.test(make=make):
+            reward = make(0.05)
+            scores = judging.judge(reward, many(groups=100), concurrency=2)
+            next(scores)
+            scores.close()
+            asked = reward.asked
+            time.sleep(0.3)
+            assert reward.asked == asked <= 2 * aio.AHEAD
+            assert reward.now == 0
 
 
 def test_finished_scores_are_not_asked_for_again_and_failed_episodes_never():

@@ -105,14 +105,17 @@ def test_it_asks_for_a_key_and_knows_its_models():
         asking.close()
 
 
-@pytest.mark.parametrize("around", ["json", "text"])
-def test_a_gullible_judge_obeys_what_stands_between_the_trajectories_only(around):
+def test_a_gullible_judge_obeys_what_stands_between_the_trajectories_only(subtests):
     """A client that escapes its tags, so that a text cannot close them, is safe."""
-    written = replies.INJECTED if around == "text" else replies.INJECTED.replace("<", "\\u003c")
-    prompt = f'<trajectory id="a">quality 0.25 {written}</trajectory>\n<trajectory id="b">quality 1</trajectory>'
-    with judge_server([replies.GULLIBLE]) as server:
-        results = scores(ask(server, prompt))
-    assert {name: results[name] for name in RIGHT} == ({"a": 1, "b": 0} if around == "text" else RIGHT)
+    for around in ["json", "text"]:
+        with subtests.test(around=around):
+            written = replies.INJECTED if around == "text" else replies.INJECTED.replace("<", "\\u003c")
+            prompt = (
+                f'<trajectory id="a">quality 0.25 {written}</trajectory>\n<trajectory id="b">quality 1</trajectory>'
+            )
+            with judge_server([replies.GULLIBLE]) as server:
+                results = scores(ask(server, prompt))
+            assert {name: results[name] for name in RIGHT} == ({"a": 1, "b": 0} if around == "text" else RIGHT)
 
 
 def lines(*names, model="judge"):

@@ -102,21 +102,22 @@ def test_step_rewards_add_up_to_the_reward_with_that_of_the_task(models, cache):
         assert score.components["task"] == 10.0 + example.sample
 
 
-@pytest.mark.parametrize("how", ["mean", "min", "bound"])
-def test_an_ensemble_is_bounded_by_how_far_its_members_differ(models, cache, how):
-    results = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
-    again = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
-    assert results == again  # members take turns in one model; which one was last makes no difference
-    for example, score in zip(group(), results, strict=True):
-        both = []
-        for name in ("one", "two"):
-            ((kind, overall),) = raw(models[name], cache, example).tolist()
-            both.append(overall - 0.5 * kind)
-        mean, half = sum(both) / 2, abs(both[0] - both[1]) / 2
-        assert half > 1e-4
-        expected = {"mean": mean, "min": min(both), "bound": mean - 2.0 * half}[how]
-        assert score.reward == pytest.approx(expected, rel=1e-4, abs=1e-5)
-        assert score.components["spread"] == pytest.approx(half, rel=1e-3)
+def test_an_ensemble_is_bounded_by_how_far_its_members_differ(models, cache, subtests):
+    for how in ["mean", "min", "bound"]:
+        with subtests.test(how=how):
+            results = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
+            again = scored(cache, models["one"], models["two"], combine=how, deviations=2.0)
+            assert results == again  # members take turns in one model; which one was last makes no difference
+            for example, score in zip(group(), results, strict=True):
+                both = []
+                for name in ("one", "two"):
+                    ((kind, overall),) = raw(models[name], cache, example).tolist()
+                    both.append(overall - 0.5 * kind)
+                mean, half = sum(both) / 2, abs(both[0] - both[1]) / 2
+                assert half > 1e-4
+                expected = {"mean": mean, "min": min(both), "bound": mean - 2.0 * half}[how]
+                assert score.reward == pytest.approx(expected, rel=1e-4, abs=1e-5)
+                assert score.components["spread"] == pytest.approx(half, rel=1e-3)
 
 
 def test_combined_written_out():

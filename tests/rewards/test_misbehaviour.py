@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -20,7 +20,7 @@ from components.rewards.protocol import RewardResources
 from components.specs.provider import PriceSpec
 from components.trajectories.schema import Score, Trajectory
 from tests.rewards import judge_replies as replies
-from tests.rewards.judge_server import GOOD, Reply, judge_server
+from tests.rewards.judge_server import GOOD, Asked, Reply, judge_server
 from tests.trajectories.builders import FAILURE, episode, talk
 
 RIGHT = {"a/0": 0.25, "a/1": 1.0, "a/2": 0.5}
@@ -54,6 +54,10 @@ def scored(server, trajectories=None, concurrency=1, **options) -> list[Score]:
         reward.close()
 
 
+def always(reply: Reply) -> Callable[[Asked], Reply]:
+    return lambda asked: reply
+
+
 def rewards(scores: list[Score]) -> dict[str, float | None]:
     return {score.trajectory_id: score.reward for score in scores}
 
@@ -66,9 +70,8 @@ def why(scores: list[Score]) -> str:
     return message
 
 
-@pytest.mark.parametrize(
-    "reply",
-    {
+def test_what_can_be_read_is_read_at_once(subtests):
+    for name, reply in {
         "another order": replies.SWAPPED,
         "one of them twice": replies.REPEATED,
         "of ten": replies.OF_TEN,
@@ -83,13 +86,11 @@ def why(scores: list[Score]) -> str:
         "ids in upper case and quotes": replies.named(lambda name: f"'{name.upper()}'"),
         "positions": replies.POSITIONS,
         "after JSON of an episode": replies.QUOTED,
-    }.items(),
-    ids=lambda item: item[0],
-)
-def test_what_can_be_read_is_read_at_once(reply):
-    with judge_server([reply[1]]) as server:
-        assert rewards(scored(server)) == pytest.approx(RIGHT)
-    assert len(server.requests) == 1
+    }.items():
+        with subtests.test(name):
+            with judge_server([reply]) as server:
+                assert rewards(scored(server)) == pytest.approx(RIGHT)
+            assert len(server.requests) == 1
 
 
 MENDED = {
@@ -119,42 +120,51 @@ MENDED = {
 }
 
 
-@pytest.mark.parametrize("name", MENDED)
-def test_a_judge_is_asked_once_more_and_told_what_was_wrong(name):
-    reply, reported = MENDED[name]
-    with judge_server([reply]) as server:
-        assert rewards(scored(server)) == RIGHT
-    first, second = server.requests
-    names = dict(zip(("first", "middle", "last"), first.ids, strict=True))
-    assert second.body["messages"][:2] == first.body["messages"]
-    assert [message["role"] for message in second.body["messages"][2:]] == ["assistant", "user"]
-    assert reported.format(**names) in second.body["messages"][3]["content"]
+def test_a_judge_is_asked_once_more_and_told_what_was_wrong(subtests):
+    for name in MENDED:
+        with subtests.test(name):
+            reply, reported = MENDED[name]
+            with judge_server([reply]) as server:
+                assert rewards(scored(server)) == RIGHT
+            first, second = server.requests
+            names = dict(zip(("first", "middle", "last"), first.ids, strict=True))
+            assert second.body["messages"][:2] == first.body["messages"]
+            assert [message["role"] for message in second.body["messages"][2:]] == ["assistant", "user"]
+            assert reported.format(**names) in second.body["messages"][3]["content"]
 
 
-@pytest.mark.parametrize("name", MENDED)
-def test_one_that_does_not_mend_leaves_unscored_what_it_did_not_score(name):
+UNSCORED = dict.fromkeys(MENDED, 1) | {
+    "an id is not known": 0,
+    "an id twice, one missing": 2,
+    "ids of its own": 3,
+    "to ten": 3,
+    "to a hundred": 3,
+    "slightly above": 3,
+    "below 0": 3,
+    "no JSON": 3,
+    "other JSON": 3,
+    "cut short": 3,
+    "thoughts without end": 3,
+    "a refusal": 3,
+    "a refusal in words": 3,
+}
+"""Number of the three episodes that such a reply leaves unscored if the judge repeats it."""
+
+
+def test_one_that_does_not_mend_leaves_unscored_what_it_did_not_score(subtests):
     """The other episodes are scored: never by position, never zero."""
-    reply, _ = MENDED[name]
-    with judge_server(lambda asked: reply) as server:
-        results = scored(server)
-    assert len(server.requests) == 2
-    for result in results:
-        assert result.reward in (None, RIGHT[result.trajectory_id])
-        assert (result.reward is None) == (result.failure is not None)
-        if result.failure:
-            assert result.failure.boundary == "judge"
-            assert "did not judge as it was asked, twice" in result.failure.message
-    missed = {
-        "to ten": 3,
-        "to a hundred": 3,
-        "slightly above": 3,
-        "below 0": 3,
-        "an id is not known": 0,
-        "an id twice, one missing": 2,
-        "ids of its own": 3,
-    }
-    by_kind = 3 if "JSON" in name or "refusal" in name or name in ("cut short", "thoughts without end") else 1
-    assert sum(score.reward is None for score in results) == missed.get(name, by_kind)
+    for name, (reply, _) in MENDED.items():
+        with subtests.test(name):
+            with judge_server(always(reply)) as server:
+                results = scored(server)
+            assert len(server.requests) == 2
+            for result in results:
+                assert result.reward in (None, RIGHT[result.trajectory_id])
+                assert (result.reward is None) == (result.failure is not None)
+                if result.failure:
+                    assert result.failure.boundary == "judge"
+                    assert "did not judge as it was asked, twice" in result.failure.message
+            assert sum(score.reward is None for score in results) == UNSCORED[name]
 
 
 BROKEN_LINE = {
@@ -174,30 +184,27 @@ BROKEN_LINE = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN_LINE)
-def test_a_request_that_was_not_answered_is_sent_again_as_it_was(name):
-    with judge_server([BROKEN_LINE[name]]) as server:
-        assert rewards(scored(server, timeout=0.5)) == RIGHT
-    first, second = server.requests
-    assert first.body == second.body
+def test_a_request_that_was_not_answered_is_sent_again_as_it_was(subtests):
+    for name in BROKEN_LINE:
+        with subtests.test(name):
+            with judge_server([BROKEN_LINE[name]]) as server:
+                assert rewards(scored(server, timeout=0.5)) == RIGHT
+            first, second = server.requests
+            assert first.body == second.body
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("500", "HTTP 500: overloaded; retried for 0.4 s (reward.model.retry_for)"),
-        ("too many requests", "HTTP 429: Rate limit reached"),
-        ("hung up", "the connection broke"),
-        ("cut in the middle", "the connection broke"),
-        ("too slow", "no answer within 0.1 s (reward.model.timeout)"),
-        ("HTML", "the response is not JSON: '<html>"),
-        ("empty", "an empty answer, 3 times in a row"),
-    ],
-)
-def test_a_line_that_stays_broken_leaves_the_group_unscored_and_says_why(name, said):
-    patience = 10.0 if "3 times" in said or "JSON" in said else 0.4
-    with judge_server(lambda asked: BROKEN_LINE[name]) as server:
-        assert said in why(scored(server, timeout=0.1 if "slow" in name else 300.0, retry_for=patience))
+def test_a_line_that_stays_broken_leaves_the_group_unscored_and_says_why(subtests):
+    for name, said, limits in [
+        ("500", "HTTP 500: overloaded; retried for 0.4 s (reward.model.retry_for)", {}),
+        ("too many requests", "HTTP 429: Rate limit reached", {}),
+        ("hung up", "the connection broke", {}),
+        ("cut in the middle", "the connection broke", {}),
+        ("too slow", "no answer within 0.1 s (reward.model.timeout)", {"timeout": 0.1}),
+        ("HTML", "the response is not JSON: '<html>", {"retry_for": 10.0}),
+        ("empty", "an empty answer, 3 times in a row", {"retry_for": 10.0}),
+    ]:
+        with subtests.test(name), judge_server(always(BROKEN_LINE[name])) as server:
+            assert said in why(scored(server, **{"retry_for": 0.4, **limits}))
 
 
 def test_a_server_that_says_when_is_asked_then():
@@ -236,59 +243,54 @@ def test_what_breaks_for_some_groups_is_mended_for_each_and_touches_no_other():
     assert [score.trajectory_id for score in results if score.reward is None] == ["c/0", "c/1", "c/2"]
 
 
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
+def test_what_every_request_would_meet_ends_the_stage_with_what_to_set(subtests):
+    for reply, said in [
         (replies.WRONG_KEY, "refuses the key"),
         (replies.refused(403, "no access"), "refuses the key"),
         (replies.NO_MODEL, "no model judge"),
-    ],
-)
-def test_what_every_request_would_meet_ends_the_stage_with_what_to_set(reply, said):
-    with judge_server(lambda asked: reply) as server, pytest.raises(ResourceError, match=said):
-        scored(server)
-    assert len(server.requests) == 1
+        (replies.NO_QUOTA, "has no credit left"),
+        (replies.refused(402, "Insufficient credits"), "has no credit left"),
+    ]:
+        with subtests.test(reply=reply), judge_server(always(reply)) as server:
+            with pytest.raises(ResourceError, match=said):
+                scored(server)
+            assert len(server.requests) == 1
 
 
 def test_a_request_that_the_server_takes_for_wrong_is_not_sent_again():
-    with judge_server(lambda asked: replies.refused(400, "messages are wrong")) as server:
+    with judge_server(always(replies.refused(400, "messages are wrong"))) as server:
         assert "HTTP 400: messages are wrong" in why(scored(server))
     assert len(server.requests) == 1
 
 
 def test_a_context_that_is_too_short_says_which_key_to_lower():
-    with judge_server(lambda asked: replies.TOO_LONG) as server:
+    with judge_server(always(replies.TOO_LONG)) as server:
         assert "reward.model.longest=" in why(scored(server))
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("reply", [replies.NO_QUOTA, replies.refused(402, "Insufficient credits")])
-def test_an_account_without_money_is_not_asked_again(reply):
-    with judge_server(lambda asked: reply) as server, pytest.raises(ResourceError, match="has no credit left"):
-        scored(server)
-    assert len(server.requests) == 1
+def test_a_server_that_knows_no_schema_is_asked_in_words_and_that_is_found_out_once(subtests):
+    for known, ways in [(("json_schema",), 2), ((), 3)]:
+        for refusal in [replies.NO_FORMAT, replies.UNKNOWN_KEY]:
+            with subtests.test(refusal=refusal, known=known, ways=ways):
+                with judge_server(replies.without_format(refusal, *known)) as server:
+                    results = scored(server, group("a") + group("b") + group("c"))
+                assert [score.reward for score in results] == [*RIGHT.values()] * 3
+                assert len(server.requests) == 3 + ways - 1
+                kinds = [request.body.get("response_format", {}).get("type") for request in server.requests]
+                assert kinds[:ways] == ["json_schema", "json_object", None][:ways]
+                assert set(kinds[ways:]) == {kinds[ways - 1]}
 
 
-@pytest.mark.parametrize("refusal", [replies.NO_FORMAT, replies.UNKNOWN_KEY])
-@pytest.mark.parametrize(("known", "ways"), [(("json_schema",), 2), ((), 3)])
-def test_a_server_that_knows_no_schema_is_asked_in_words_and_that_is_found_out_once(refusal, known, ways):
-    with judge_server(replies.without_format(refusal, *known)) as server:
-        results = scored(server, group("a") + group("b") + group("c"))
-    assert [score.reward for score in results] == [*RIGHT.values()] * 3
-    assert len(server.requests) == 3 + ways - 1
-    kinds = [request.body.get("response_format", {}).get("type") for request in server.requests]
-    assert kinds[:ways] == ["json_schema", "json_object", None][:ways]
-    assert set(kinds[ways:]) == {kinds[ways - 1]}
-
-
-@pytest.mark.parametrize("text", [replies.INJECTED, replies.INJECTED.replace("</", "< / "), replies.INJECTED.upper()])
-def test_an_episode_cannot_speak_to_the_judge_in_its_prompts_name(text):
+def test_an_episode_cannot_speak_to_the_judge_in_its_prompts_name(subtests):
     """The test's judge obeys any text outside of the trajectories."""
-    attack = group()
-    attack[0].histories[0].messages[-1].content += text
-    with judge_server(lambda asked: replies.GULLIBLE) as server:
-        assert rewards(scored(server, attack)) == RIGHT
-    assert "0" not in server.requests[0].ids
+    for text in [replies.INJECTED, replies.INJECTED.replace("</", "< / "), replies.INJECTED.upper()]:
+        with subtests.test(text=text):
+            attack = group()
+            attack[0].histories[0].messages[-1].content += text
+            with judge_server(always(replies.GULLIBLE)) as server:
+                assert rewards(scored(server, attack)) == RIGHT
+            assert "0" not in server.requests[0].ids
 
 
 def test_a_tool_or_a_task_cannot_either():
@@ -296,7 +298,7 @@ def test_a_tool_or_a_task_cannot_either():
     for trajectory in attack:
         trajectory.histories[0].messages[0].content = f"</context>{replies.INJECTED}"
         trajectory.tools = [{"type": "function", "function": {"name": f"</tools>{replies.INJECTED}"}}]
-    with judge_server(lambda asked: replies.GULLIBLE) as server:
+    with judge_server(always(replies.GULLIBLE)) as server:
         assert rewards(scored(server, attack)) == RIGHT
     assert "0" not in server.requests[0].ids
 
@@ -470,14 +472,15 @@ def test_each_call_is_paid_for_and_shared_by_the_group():
     assert sum(score.cost for score in results) == pytest.approx(meter.spent)
 
 
-@pytest.mark.parametrize(("reply", "price"), [(Reply(usage=None), PRICE), (GOOD, None)], ids=["usage", "price"])
-def test_a_cost_that_is_not_known_is_not_zero(reply, price):
-    meter = Meter()
-    with judge_server([reply]) as server:
-        results = scored(server, price=price, meter=meter)
-    assert rewards(results) == RIGHT
-    assert [score.cost for score in results] == [None] * 3
-    assert meter.unpriced == 1
+def test_a_cost_that_is_not_known_is_not_zero(subtests):
+    for reply, price in [(Reply(usage=None), PRICE), (GOOD, None)]:
+        with subtests.test(reply=reply):
+            meter = Meter()
+            with judge_server([reply]) as server:
+                results = scored(server, price=price, meter=meter)
+            assert rewards(results) == RIGHT
+            assert [score.cost for score in results] == [None] * 3
+            assert meter.unpriced == 1
 
 
 def test_a_budget_ends_it_cleanly():
@@ -510,7 +513,7 @@ def test_no_more_requests_are_begun_than_a_minute_allows():
 
 def test_groups_are_asked_about_at_once_as_many_as_are_said():
     groups = [trajectory for name in range(24) for trajectory in group(f"s{name}")]
-    with judge_server(lambda asked: replies.slow(0.1)) as server:
+    with judge_server(always(replies.slow(0.1))) as server:
         start = time.monotonic()
         scored(server, groups, concurrency=8)
     assert server.most_at_once == 8

@@ -142,19 +142,19 @@ def test_whatever_the_concurrency_the_scores_are_the_same():
     assert plain[7].components["all/reward/judge"] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("kept_groups", [[0], [3], [0, 2, 5], [1, 2, 3, 4, 5]])
-def test_a_stage_that_was_killed_and_goes_on_finds_the_same_scores(kept_groups, tmp_path):
-    whole = judge(tree(Waits()), ROWS, concurrency=4)
-    stored = []
-    judge(tree(Waits()), ROWS, concurrency=4, on_judged=stored.extend)
-    stored = [score for score in stored if int(score.trajectory_id[1]) in kept_groups]
-    write_scores(tmp_path / "kept.parquet", stored)  # as the stage does
-    finished = {score.trajectory_id: score for score in read_scores(tmp_path / "kept.parquet")}
-    again = Waits()
-    assert judge(tree(again), ROWS, concurrency=3, finished=finished) == whole
-    assert {name.split("/")[0] for name in again.asked} == {
-        f"s{group}" for group in range(6) if group not in kept_groups
-    }
+def test_a_stage_that_was_killed_and_goes_on_finds_the_same_scores(tmp_path, subtests):
+    judged = []
+    whole = judge(tree(Waits()), ROWS, concurrency=4, on_judged=judged.extend)
+    for kept_groups in [[0], [3], [0, 2, 5], [1, 2, 3, 4, 5]]:
+        with subtests.test(kept_groups=kept_groups):
+            stored = [score for score in judged if int(score.trajectory_id[1]) in kept_groups]
+            write_scores(tmp_path / "kept.parquet", stored)  # as the stage does
+            finished = {score.trajectory_id: score for score in read_scores(tmp_path / "kept.parquet")}
+            again = Waits()
+            assert judge(tree(again), ROWS, concurrency=3, finished=finished) == whole
+            assert {name.split("/")[0] for name in again.asked} == {
+                f"s{group}" for group in range(6) if group not in kept_groups
+            }
 
 
 def test_what_was_unscored_is_in_no_statistics_and_what_others_cost_stays():

@@ -84,12 +84,13 @@ def test_arguments_are_checked_in_the_configuration():
     assert Target.model_validate(target).build().turn_cost == 0.1
 
 
-@pytest.mark.parametrize("argument", [{"turn_cost": -0.1}, {"invalid_cost": -1}, {"progress_weight": 1.5}])
-def test_arguments_out_of_range_are_refused_in_the_configuration(argument):
-    from components.specs import Spec, validate
+def test_arguments_out_of_range_are_refused_in_the_configuration(subtests):
+    for argument in [{"turn_cost": -0.1}, {"invalid_cost": -1}, {"progress_weight": 1.5}]:
+        with subtests.test(argument=argument):
+            from components.specs import Spec, validate
 
-    class Part(Spec):
-        reward: Target
+            class Part(Spec):
+                reward: Target
 
-    with pytest.raises(SpecError, match=rf"reward\.{next(iter(argument))}"):
-        validate(Part, {"reward": {"_target_": "components.rewards.rules.outcome.Outcome", **argument}})
+            with pytest.raises(SpecError, match=rf"reward\.{next(iter(argument))}"):
+                validate(Part, {"reward": {"_target_": "components.rewards.rules.outcome.Outcome", **argument}})

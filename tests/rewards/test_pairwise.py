@@ -9,7 +9,6 @@ import re
 import pytest
 
 from components.rewards.judges.pairwise import Pairwise
-from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import BLOCK, QUALITY
 from tests.rewards.judged import Reply, always, judge_server, means, mistakes, says, scores, spec, target, task
 from tests.trajectories.builders import FAILURE, episode, talk
@@ -147,22 +146,23 @@ def met(server):
     return {frozenset(shown(asked)) for asked in server.requests}
 
 
-@pytest.mark.parametrize("design", ["swiss", "random"])
-def test_a_large_group_is_compared_in_rounds(design):
-    qualities = [i / 100 for i in range(10)]
-    with judge_server(better) as server:
-        reward = Pairwise(spec(server), all_up_to=4, design=design, rounds=3)
-        results = scores(reward, group(*qualities))
-        pairs = met(server)
-        assert len(server.requests) == 2 * len(pairs)
-        assert scores(reward, group(*qualities)) == results
-        assert met(server) == pairs
-    assert 10 <= len(pairs) <= 15
-    games = [sum(quality in pair for pair in pairs) for quality in qualities]
-    assert max(games) <= 3
-    rewards = [score.reward for score in results]
-    agree = [rewards[i] < rewards[j] for i in range(10) for j in range(i + 1, 10)]
-    assert sum(agree) / len(agree) > 0.8
+def test_a_large_group_is_compared_in_rounds(subtests):
+    for design in ["swiss", "random"]:
+        with subtests.test(design=design):
+            qualities = [i / 100 for i in range(10)]
+            with judge_server(better) as server:
+                reward = Pairwise(spec(server), all_up_to=4, design=design, rounds=3)
+                results = scores(reward, group(*qualities))
+                pairs = met(server)
+                assert len(server.requests) == 2 * len(pairs)
+                assert scores(reward, group(*qualities)) == results
+                assert met(server) == pairs
+            assert 10 <= len(pairs) <= 15
+            games = [sum(quality in pair for pair in pairs) for quality in qualities]
+            assert max(games) <= 3
+            rewards = [score.reward for score in results]
+            agree = [rewards[i] < rewards[j] for i in range(10) for j in range(i + 1, 10)]
+            assert sum(agree) / len(agree) > 0.8
 
 
 def test_the_seed_draws_random_pairs():
@@ -189,11 +189,12 @@ def test_in_swiss_rounds_winners_meet():
 # --- what a judge does wrong ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["a", "A.", "Trajectory A", '"A"'])
-def test_other_ways_to_say_a_are_read(word):
-    with judge_server(always({"better": word})) as server:
-        scores(Pairwise(spec(server)), group(0.1, 0.9))
-    assert len(server.requests) == 2
+def test_other_ways_to_say_a_are_read(subtests):
+    for word in ["a", "A.", "Trajectory A", '"A"']:
+        with subtests.test(word=word):
+            with judge_server(always({"better": word})) as server:
+                scores(Pairwise(spec(server)), group(0.1, 0.9))
+            assert len(server.requests) == 2
 
 
 def test_what_is_no_answer_is_asked_for_once_more():
@@ -227,14 +228,6 @@ def test_half_an_answer_would_have_a_place_in_it():
 
     with judge_server(script) as server:
         assert [score.reward for score in scores(Pairwise(spec(server)), group(0.1, 0.9))] == [None, None]
-
-
-@pytest.mark.parametrize("name", ["TOO_MANY", "OVERLOADED", "HUNG_UP"])
-def test_what_passes_is_waited_for(name):
-    passing = getattr(replies, name)
-    with judge_server(lambda asked: passing if asked.number < 2 else better(asked)) as server:
-        results = scores(Pairwise(spec(server)), group(0.1, 0.9))
-    assert results[0].reward < results[1].reward
 
 
 def test_failed_episodes_are_not_compared():
@@ -281,19 +274,17 @@ def test_a_second_time_nothing_is_asked(tmp_path):
 # --- configuration --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_wrong_configuration_is_named(subtests):
+    for changes, words in [
         ({"design": "knockout"}, "swiss"),
         ({"rounds": 0}, "at least 1"),
         ({"all_up_to": 1}, "at least 2"),
         ({"prior": 0}, "more than 0"),
         ({"at_once": 0}, "at least 1"),
         ({"rubric": ""}, "1"),
-    ],
-)
-def test_wrong_configuration_is_named(changes, words):
-    assert words in mistakes("pairwise", **changes)[f"reward.{next(iter(changes))}"]
+    ]:
+        with subtests.test(changes=changes):
+            assert words in mistakes("pairwise", **changes)[f"reward.{next(iter(changes))}"]
 
 
 def test_the_key_of_its_stage_does_not_know_how_many_at_once():

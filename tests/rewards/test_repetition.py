@@ -19,18 +19,16 @@ def episode(*messages: list[int]) -> Trajectory:
     return Trajectory("one/0", Scenario("one", {}, "train"), 0, [history], outcome={"success": True})
 
 
-@pytest.mark.parametrize(
-    ("messages", "size", "share"),
-    [
+def test_share_of_repeated_ngrams(subtests):
+    for messages, size, share in [
         ([[5, 5, 5, 5]], 1, 3 / 4),
         ([[5, 6, 5, 6, 5]], 2, 2 / 4),  # 56 65 56 65
         ([[5, 6], [5, 6]], 1, 0.0),  # a message does not repeat another one
         ([[5, 6]], 3, 0.0),
         ([], 1, 0.0),
-    ],
-)
-def test_share_of_repeated_ngrams(messages, size, share):
-    assert repetition(episode(*messages), size) == pytest.approx(share)
+    ]:
+        with subtests.test(messages=messages):
+            assert repetition(episode(*messages), size) == pytest.approx(share)
 
 
 def test_the_cost_is_a_visible_part():

@@ -27,9 +27,9 @@ def judge_episode(reward, **given):
     return scores(reward, [replace(trajectory, scenario=replace(trajectory.scenario, input=given))])[0]
 
 
-@pytest.mark.parametrize(
-    ("answers", "score", "required"),
-    [
+def test_the_score_is_the_weighted_share_of_the_items_that_apply(subtests):
+    words = {True: "yes", False: "no", None: "not applicable"}
+    for answers, score, required in [
         ({"goal": True, "polite": True, "secret": True}, 1.0, 1.0),
         ({"goal": True, "polite": False, "secret": True}, 4 / 5, 1.0),
         ({"goal": False, "polite": True, "secret": True}, 2 / 5, 1.0),
@@ -37,21 +37,19 @@ def judge_episode(reward, **given):
         ({"goal": True, "polite": True, "secret": False}, 0.0, 0.0),
         ({"goal": True, "polite": False, "secret": None}, 3 / 4, None),
         ({"goal": None, "polite": None, "secret": None}, None, None),
-    ],
-)
-def test_the_score_is_the_weighted_share_of_the_items_that_apply(answers, score, required):
-    assert weighted_score(ITEMS, answers) == (None if score is None else pytest.approx(score))
-    words = {True: "yes", False: "no", None: "not applicable"}
-    with judge_server(always(answer(**{name: words[met] for name, met in answers.items()}))) as server:
-        result = judge_episode(Rubric(spec(server), ITEMS))
-    if score is None:
-        assert (result.reward, result.failure.message) == (None, "no item of the rubric applies to the episode")
-        return
-    expected = {"rubric": score} | {name: float(met) for name, met in answers.items() if met is not None}
-    expected |= {} if required is None else {"required_met": required}
-    assert result.reward == pytest.approx(score)
-    assert result.components == pytest.approx(expected)
-    assert f"polite: {words[answers['polite']]}. As to polite." in result.explanation
+    ]:
+        with subtests.test(answers=answers):
+            assert weighted_score(ITEMS, answers) == (None if score is None else pytest.approx(score))
+            with judge_server(always(answer(**{name: words[met] for name, met in answers.items()}))) as server:
+                result = judge_episode(Rubric(spec(server), ITEMS))
+            if score is None:
+                assert (result.reward, result.failure.message) == (None, "no item of the rubric applies to the episode")
+                continue
+            expected = {"rubric": score} | {name: float(met) for name, met in answers.items() if met is not None}
+            expected |= {} if required is None else {"required_met": required}
+            assert result.reward == pytest.approx(score)
+            assert result.components == pytest.approx(expected)
+            assert f"polite: {words[answers['polite']]}. As to polite." in result.explanation
 
 
 def test_the_judge_is_shown_the_items_and_not_their_weights():
@@ -62,11 +60,12 @@ def test_the_judge_is_shown_the_items_and_not_their_weights():
     assert "3.0" not in said
 
 
-@pytest.mark.parametrize("word", ["Yes.", "TRUE", True, 1, "met"])
-def test_other_words_for_yes_are_read(word):
-    with judge_server(always(answer(goal=word, polite="n/a", secret="N/A"))) as server:
-        assert judge_episode(Rubric(spec(server), ITEMS)).components == {"rubric": 1.0, "goal": 1.0}
-    assert len(server.requests) == 1
+def test_other_words_for_yes_are_read(subtests):
+    for word in ["Yes.", "TRUE", True, 1, "met"]:
+        with subtests.test(word=word):
+            with judge_server(always(answer(goal=word, polite="n/a", secret="N/A"))) as server:
+                assert judge_episode(Rubric(spec(server), ITEMS)).components == {"rubric": 1.0, "goal": 1.0}
+            assert len(server.requests) == 1
 
 
 def test_what_is_no_answer_is_asked_for_once_more():
@@ -88,22 +87,22 @@ def test_an_answer_of_a_rubric_is_no_number():
 # --- items of the scenario ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
+def test_a_scenario_can_have_items_of_its_own(subtests):
+    for given, names in [
         (["It is short.", "It rhymes."], ["scenario-1", "scenario-2"]),
         ([{"text": "It is short.", "weight": 3}, "It rhymes."], ["scenario-1", "scenario-2"]),
         ({"short": {"text": "It is short.", "required": True}, "rhymes": "It rhymes."}, ["short", "rhymes"]),
-    ],
-)
-def test_a_scenario_can_have_items_of_its_own(given, names):
-    with judge_server(always(answer(**dict(zip(names, ("no", "yes"), strict=True))))) as server:
-        score = judge_episode(Rubric(spec(server), items_field="rubric"), rubric=given)
-    first = given["short"] if isinstance(given, dict) else given[0]
-    weight, required = (first.get("weight", 1.0), first.get("required")) if isinstance(first, dict) else (1.0, False)
-    assert score.reward == pytest.approx(0.0 if required else 1 / (1 + weight))
-    assert score.components == ({"rubric": score.reward} | ({"required_met": 0.0} if required else {}))
-    assert "It rhymes." in task(server.requests[0])
+    ]:
+        with subtests.test(given=given):
+            with judge_server(always(answer(**dict(zip(names, ("no", "yes"), strict=True))))) as server:
+                score = judge_episode(Rubric(spec(server), items_field="rubric"), rubric=given)
+            first = given["short"] if isinstance(given, dict) else given[0]
+            weight, required = (
+                (first.get("weight", 1.0), first.get("required")) if isinstance(first, dict) else (1.0, False)
+            )
+            assert score.reward == pytest.approx(0.0 if required else 1 / (1 + weight))
+            assert score.components == ({"rubric": score.reward} | ({"required_met": 0.0} if required else {}))
+            assert "It rhymes." in task(server.requests[0])
 
 
 def test_they_stand_beside_those_of_the_configuration():
@@ -113,9 +112,8 @@ def test_they_stand_beside_those_of_the_configuration():
     assert score.components == {"rubric": 3 / 4, "goal": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_a_scenario_without_usable_items_leaves_its_episode_unscored_and_asks_nothing(subtests):
+    for given, words in [
         ({}, "input['wanted'] is nothing; expected a list"),
         ({"wanted": []}, "is []; expected a list"),
         ({"wanted": {}}, "is {}; expected a list"),
@@ -124,15 +122,14 @@ def test_they_stand_beside_those_of_the_configuration():
         ({"wanted": [7]}, "item scenario-1:"),
         ({"wanted": [{"text": "x", "weight": 0}]}, "weight: 0: expected more than 0"),
         ({"wanted": {"goal": "x"}}, "the item goal is in reward.items too"),
-    ],
-)
-def test_a_scenario_without_usable_items_leaves_its_episode_unscored_and_asks_nothing(given, words):
-    with judge_server() as server:
-        score = judge_episode(Rubric(spec(server), {"goal": ITEMS["goal"]}, "wanted"), **given)
-    assert (score.reward, score.cost) == (None, 0.0)
-    assert "scenario s: input['wanted']" in score.failure.message
-    assert words in score.failure.message
-    assert not server.requests
+    ]:
+        with subtests.test(given=given):
+            with judge_server() as server:
+                score = judge_episode(Rubric(spec(server), {"goal": ITEMS["goal"]}, "wanted"), **given)
+            assert (score.reward, score.cost) == (None, 0.0)
+            assert "scenario s: input['wanted']" in score.failure.message
+            assert words in score.failure.message
+            assert not server.requests
 
 
 def test_the_text_of_an_item_cannot_speak_as_the_question():
@@ -143,19 +140,7 @@ def test_the_text_of_an_item_cannot_speak_as_the_question():
     assert "</trajectory>" not in task(server.requests[0])
 
 
-# --- several judges, configuration ----------------------------------------------------------------------------------
-
-
-def test_several_judges_are_averaged():
-    def script(asked):
-        return says(answer(goal="yes" if asked.body["model"] == "a" else "no", polite="yes", secret="yes"))
-
-    with judge_server(script, models=("a", "b")) as server:
-        score = judge_episode(Rubric([spec(server, model="a"), spec(server, model="b")], ITEMS))
-    assert score.reward == pytest.approx(0.7)
-    assert score.components["goal"] == 0.5
-    assert score.components["spread"] == pytest.approx(0.3)
-    assert (score.components["judge/a"], score.components["judge/b"]) == (1.0, pytest.approx(0.4))
+# --- configuration --------------------------------------------------------------------------------------------------
 
 
 def test_a_rubric_without_items_is_refused():
@@ -164,15 +149,13 @@ def test_a_rubric_without_items_is_refused():
     assert list(target("rubric").build().items) == ["goal", "supported", "direct"]
 
 
-@pytest.mark.parametrize(
-    ("items", "path", "words"),
-    [
+def test_wrong_items_are_named(subtests):
+    for items, path, words in [
         ({"a": {"text": "x", "weight": 0}}, "reward.items.a.weight", "more than 0"),
         ({"a": {"text": ""}}, "reward.items.a.text", "1"),
         ({"rubric": {"text": "x"}}, "reward.items", "got rubric"),
         ({"a": {"text": "x", "requird": True}}, "reward.items.a.requird", "no such key"),
         ({"a": {"text": "x", "required": "perhaps"}}, "reward.items.a.required", "true or false"),
-    ],
-)
-def test_wrong_items_are_named(items, path, words):
-    assert words in mistakes("rubric", items=items)[path]
+    ]:
+        with subtests.test(path=path):
+            assert words in mistakes("rubric", items=items)[path]

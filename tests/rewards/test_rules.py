@@ -79,10 +79,10 @@ class TestTags:
         sample = episode(histories=[talk("q", "<a>1</a>", "more", "2", "more", "<a>3</a>", "more", "4")])
         assert judged(Tags(["a"], of="all"), sample)[0].reward == 0.5
 
-    @pytest.mark.parametrize("tags", [["a b"], ["<a>"], ["a", "a"]])
-    def test_what_is_no_tag_is_refused(self, tags):
-        with pytest.raises(SpecError, match=r"reward\.tags"):
-            Tags(tags)
+    def test_what_is_no_tag_is_refused(self, subtests):
+        for tags in [["a b"], ["<a>"], ["a", "a"]]:
+            with subtests.test(tags=tags), pytest.raises(SpecError, match=r"reward\.tags"):
+                Tags(tags)
 
 
 def counted(tokens=None, turns=2.0, success=True):
@@ -123,11 +123,12 @@ class TestLength:
 
 
 class TestSteps:
-    @pytest.mark.parametrize("turns", [0.0, 1.0, 7.0])
-    def test_it_is_the_formula(self, turns):
-        (score,) = judged(Steps(Outcome(), beta=0.25), counted(turns=turns))
-        assert score.reward == 1.0 + 0.25 * turns
-        assert score.components["steps"] == 0.25 * turns
+    def test_it_is_the_formula(self, subtests):
+        for turns in [0.0, 1.0, 7.0]:
+            with subtests.test(turns=turns):
+                (score,) = judged(Steps(Outcome(), beta=0.25), counted(turns=turns))
+                assert score.reward == 1.0 + 0.25 * turns
+                assert score.components["steps"] == 0.25 * turns
 
     def test_steps_may_be_what_a_pattern_finds_and_have_a_limit(self):
         text = "Step 1: a\nStep 2: b\nand Step 3: c\nStep 4"
@@ -170,7 +171,7 @@ class TestLanguage:
             (["Latin"], "µ ª", 0.0),  # a sign of no script, and one that is Latin
             (["Latin"], "", 0.0),
         ]:
-            with subtests.test(scripts=scripts):
+            with subtests.test(scripts=scripts, text=text):
                 score = of(Language(scripts, cost=2.0), text)
                 assert score.reward == pytest.approx(-2.0 * share)
                 assert score.components == pytest.approx({"share": share})
@@ -270,10 +271,10 @@ class TestCosts:
         costs = {"deletes": CostSpec(limit=0.1), "waste/calls": CostSpec(limit=1.0)}
         assert mean_costs(costs, read) == {"deletes": 0.5, "waste/calls": 1.0}
 
-    @pytest.mark.parametrize("costs", [{}, {"task": Calls()}, {"a/b": Calls()}])
-    def test_costs_without_a_name_of_their_own_are_refused(self, costs):
-        with pytest.raises(SpecError, match=r"reward\.costs"):
-            Costs(Outcome(), costs)
+    def test_costs_without_a_name_of_their_own_are_refused(self, subtests):
+        for costs in [{}, {"task": Calls()}, {"a/b": Calls()}]:
+            with subtests.test(costs=costs), pytest.raises(SpecError, match=r"reward\.costs"):
+                Costs(Outcome(), costs)
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
@@ -358,9 +359,8 @@ class TestMathematics:
     def rule(cls):
         return mathematics.Mathematics(seconds=20.0)
 
-    @pytest.mark.parametrize(
-        ("expected", "given", "right"),
-        [
+    def test_the_same_expression_is_right(self, rule, subtests):
+        for expected, given, right in [
             ("1/2", "0.5", True),
             (r"\frac{1}{2}", r"so it is \boxed{\frac{2}{4}}", True),
             (0.5, "$1/2$", True),
@@ -369,10 +369,9 @@ class TestMathematics:
             (r"x^2 + 2x + 1", r"$(x+1)^2$", True),
             (r"\sqrt{8}", r"$2\sqrt{2}$", True),
             ("12", "no idea", False),
-        ],
-    )
-    def test_the_same_expression_is_right(self, rule, expected, given, right):
-        assert of(rule, given, answer=expected).reward == float(right)
+        ]:
+            with subtests.test(expected=expected):
+                assert of(rule, given, answer=expected).reward == float(right)
 
     def test_what_takes_for_ever_is_wrong_and_says_so(self):
         score = of(mathematics.Mathematics(seconds=1.0), r"$9^{9^{9^{9}}} + 1$", answer="5")

@@ -47,10 +47,10 @@ class TestClipped:
         (score,) = judged(Clipped(says(5.0), high=1.0, of="steps"))
         assert score.failure.message == "reward.of=steps needs step rewards, and this reward gave none"
 
-    @pytest.mark.parametrize(("low", "high"), [(None, None), (2.0, 1.0)])
-    def test_bounds_that_are_none_are_refused(self, low, high):
-        with pytest.raises(SpecError, match="reward"):
-            Clipped(says(1.0), low, high)
+    def test_bounds_that_are_none_are_refused(self, subtests):
+        for low, high in [(None, None), (2.0, 1.0)]:
+            with subtests.test(low=low), pytest.raises(SpecError, match="reward"):
+                Clipped(says(1.0), low, high)
 
 
 class TestDiscounted:
@@ -95,12 +95,14 @@ class TestShaped:
             assert values == sorted(values)
             assert shape(-0.7) == -shape(0.7)
 
-    @pytest.mark.parametrize(
-        ("function", "said"),
-        [(lambda value: 1 / 0, "division"), (lambda value: "x", "'x' (str)"), (lambda value: math.nan, "finite")],
-    )
-    def test_what_the_function_does_wrong_leaves_the_episode_unscored(self, function, said):
-        assert said in judged(Shaped(says(1.0), function))[0].failure.message
+    def test_what_the_function_does_wrong_leaves_the_episode_unscored(self, subtests):
+        for function, said in [
+            (lambda value: 1 / 0, "division"),
+            (lambda value: "x", "'x' (str)"),
+            (lambda value: math.nan, "finite"),
+        ]:
+            with subtests.test(said=said):
+                assert said in judged(Shaped(says(1.0), function))[0].failure.message
 
     def test_an_async_function_is_refused(self):
         async def later(value):

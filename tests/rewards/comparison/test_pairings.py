@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,17 +52,18 @@ def test_swiss_rounds_never_repeat_a_pair(players, rounds, data):
             points[other] += 1 - share
 
 
-@pytest.mark.parametrize("players", [7, 9, 13])
-def test_of_an_odd_number_nobody_sits_out_twice_before_all_have(players):
-    met: set[frozenset[int]] = set()
-    out = []
-    points = [0.0] * players
-    for _ in range(3):
-        pairs = swiss_round(range(players), points, met)
-        met |= set(map(frozenset, pairs))
-        for player, _other in pairs:
-            points[player] += 1
-        rest = set(range(players)) - set(games(pairs))
-        assert len(rest) == 1
-        out.append(rest.pop())
-    assert len(set(out)) == 3
+def test_of_an_odd_number_nobody_sits_out_twice_before_all_have(subtests):
+    for players in [7, 9, 13]:
+        with subtests.test(players=players):
+            met: set[frozenset[int]] = set()
+            out = []
+            points = [0.0] * players
+            for _ in range(3):
+                pairs = swiss_round(range(players), points, met)
+                met |= set(map(frozenset, pairs))
+                for player, _other in pairs:
+                    points[player] += 1
+                rest = set(range(players)) - set(games(pairs))
+                assert len(rest) == 1
+                out.append(rest.pop())
+            assert len(set(out)) == 3

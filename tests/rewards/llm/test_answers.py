@@ -51,11 +51,10 @@ def test_json_is_found_in_what_is_written_around_it(subtests):
             assert result["scores"] == [1]
 
 
-@pytest.mark.parametrize(
-    "rest", ['{"scores": [0', '{"scores": {"a": {"score": 1}, "b": {"sc', '```json\n{"scores": [tr']
-)
-def test_quoted_json_does_not_stand_for_an_answer_that_was_cut_off(rest):
-    assert find_json('The episode says {"scores": [9]}. I say: ' + rest, is_object) is None
+def test_quoted_json_does_not_stand_for_an_answer_that_was_cut_off(subtests):
+    for rest in ['{"scores": [0', '{"scores": {"a": {"score": 1}, "b": {"sc', '```json\n{"scores": [tr']:
+        with subtests.test(rest=rest):
+            assert find_json('The episode says {"scores": [9]}. I say: ' + rest, is_object) is None
 
 
 def test_what_is_no_json_is_none(subtests):
@@ -84,7 +83,7 @@ def test_scores_are_shares_of_the_declared_scale(subtests):
         (Scale(1, 5), [1, 3, 5], [0.0, 0.5, 1.0]),
         (Scale(-1, 1), [-1, 0, "75%"], [0.0, 0.5, 0.75]),
     ]:
-        with subtests.test(scale=scale):
+        with subtests.test(written=written):
             result, problems = read_scores({str(i): value for i, value in enumerate(written)}, scale)
             assert list(result.values()) == pytest.approx(read)
             assert not any(problems.values())
@@ -100,7 +99,7 @@ def test_a_number_outside_of_the_scale_leaves_the_numbers_of_its_answer_unread(s
         (TEN, [90], {}, ["0"]),
         (Scale(1, 5), [0, 5], {}, ["0"]),
     ]:
-        with subtests.test(scale=scale):
+        with subtests.test(written=written):
             result, problems = read_scores({str(i): value for i, value in enumerate(written)}, scale)
             assert result == read
             assert problems[f"has a score that is not from {scale} for"] == outside

@@ -150,7 +150,7 @@ def test_a_row_that_fails_is_asked_alone_and_at_the_full_price(tmp_path):
     assert len(server.requests) == 4
 
 
-@pytest.mark.parametrize("reply", [replies.EMPTY, replies.NO_CHOICES], ids=["empty", "no choices"])
+@pytest.mark.parametrize("reply", [replies.EMPTY, replies.NO_CHOICES])
 def test_a_row_without_an_answer_is_asked_alone(tmp_path, reply):
     with judge_server([reply]) as server:
         client = JudgeClient(spec(server), means(tmp_path))

@@ -23,12 +23,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         AnswerCache(tmp_path / "file" / "answers")
 
 
-@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_file_that_is_none_of_ours_is_left_as_it_is_and_named(tmp_path, content):
-    (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(ResourceError, match=r"answers\.sqlite: .*; move it away"):
-        AnswerCache(tmp_path)
-    assert (tmp_path / FILE).read_bytes() == content
+def test_a_file_that_is_none_of_ours_is_left_as_it_is_and_named(tmp_path, subtests):
+    for content in [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000]:
+        with subtests.test(content=content[:60]):
+            (tmp_path / FILE).write_bytes(content)
+            with pytest.raises(ResourceError, match=r"answers\.sqlite: .*; move it away"):
+                AnswerCache(tmp_path)
+            assert (tmp_path / FILE).read_bytes() == content
 
 
 def test_a_file_that_breaks_while_it_is_open_is_named(tmp_path):

@@ -75,26 +75,24 @@ def test_it_asks_for_json_by_its_schema_and_sends_the_key_of_the_environment():
     assert asked.body["max_tokens"] == 2048
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
+def test_what_may_pass_is_asked_again(subtests):
+    for reply in [
         replies.TOO_MANY, replies.OVERLOADED, replies.UNAVAILABLE, replies.HUNG_UP, replies.CUT, replies.NO_JSON,
         replies.ERROR_AT_200, replies.NO_CHOICES, replies.EMPTY, replies.NOTHING, replies.refused(502),
-    ],
-    ids=["429", "500", "503", "hung up", "cut", "no json", "error at 200", "no choices", "empty", "null", "502"],
-)  # fmt: skip
-def test_what_may_pass_is_asked_again(reply):
-    with judge_server([reply], models=MODELS) as server:
-        assert right(ask(server))
-    assert len(server.requests) == 2
+    ]:  # fmt: skip
+        with subtests.test(reply=reply):
+            with judge_server([reply], models=MODELS) as server:
+                assert right(ask(server))
+            assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("reply", [replies.wait(1.0), replies.wait_as_openai(1.0)], ids=["seconds", "milliseconds"])
-def test_it_waits_as_long_as_the_provider_says(reply):
-    with judge_server([reply], models=MODELS) as server:
-        assert right(ask(server))
-    first, second = server.requests
-    assert 1.0 <= second.came - first.came < 2
+def test_it_waits_as_long_as_the_provider_says(subtests):
+    for reply in [replies.wait(1.0), replies.wait_as_openai(1.0)]:
+        with subtests.test(reply=reply):
+            with judge_server([reply], models=MODELS) as server:
+                assert right(ask(server))
+            first, second = server.requests
+            assert 1.0 <= second.came - first.came < 2
 
 
 def test_pauses_grow_and_differ():
@@ -214,15 +212,20 @@ def test_prices_are_those_of_litellms_table_or_the_configurations(tmp_path):
         client.close()
 
 
-@pytest.mark.parametrize(
-    "model", ["openai/judge", "hosted_vllm/gpt-4.1-mini", "openai/dall-e-3", "ollama/llama2", "openrouter/any/thing"]
-)
-def test_a_price_that_litellm_does_not_know_is_not_known(model, monkeypatch):
+def test_a_price_that_litellm_does_not_know_is_not_known(monkeypatch, subtests):
     """A model of the same name at another provider has no price, and neither has a 0 in the table."""
     monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
     monkeypatch.setenv("OLLAMA_API_BASE", "http://127.0.0.1:9")
-    assert not LiteLLMClient(spec(model=model)).priced
-    assert LiteLLMClient(spec(model=model, price={"input": 0, "output": 0})).priced
+    for model in [
+        "openai/judge",
+        "hosted_vllm/gpt-4.1-mini",
+        "openai/dall-e-3",
+        "ollama/llama2",
+        "openrouter/any/thing",
+    ]:
+        with subtests.test(model=model):
+            assert not LiteLLMClient(spec(model=model)).priced
+            assert LiteLLMClient(spec(model=model, price={"input": 0, "output": 0})).priced
 
 
 def test_an_answer_of_unknown_price_is_counted_as_such_and_never_as_nothing(tmp_path):
@@ -270,17 +273,14 @@ def test_a_provider_that_there_is_not_is_named(capfd):
     assert "".join(capfd.readouterr()) == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+def test_what_may_not_stand_in_extra_is_refused(subtests):
+    for name, words in [
         ("api_key", "no secrets such as api_key"),
         ("stream", "parameters other than stream"),
         ("num_retries", "parameters other than num_retries"),
-    ],
-)
-def test_what_may_not_stand_in_extra_is_refused(name, words):
-    with pytest.raises(ValidationError, match=words):
-        spec(extra={name: "1"})
+    ]:
+        with subtests.test(name), pytest.raises(ValidationError, match=words):
+            spec(extra={name: "1"})
 
 
 def test_the_address_is_in_no_key_and_other_parameters_are():
