@@ -67,7 +67,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 
 
 _GENERATOR = JsonProgram(
-    f"{Path(__file__).with_name('textworld_game.py')}:make",
+    f"{__name__}:make",
     python=(sys.executable, "-W", "ignore"),
     limits={"RLIMIT_AS": 8 << 30, "RLIMIT_CPU": 120},
     new_session=True,
@@ -219,3 +219,21 @@ class TextWorld(RestorableActions):
 def _settings(kind: str, difficulty: int) -> dict[str, Any]:
     settings = dict(SETTINGS[kind][difficulty - 1])
     return {**settings, "recipe_seed": 0, "split": ""} if kind == "cooking" else settings
+
+
+def make(kind: str, settings: dict[str, Any], seed: int, path: str) -> None:
+    """Generate and compile a game in a child process; write it to `path`, and its description beside it with the suffix
+    `.json`."""
+    os.chdir(os.path.dirname(path))  # the compiler writes temporary files
+    textworld = import_optional("textworld", "textworld")
+    challenges = import_optional("textworld.challenges", "textworld").CHALLENGES
+    options = textworld.GameOptions()
+    options.seeds = seed
+    options.path = path
+    if kind == "quest":
+        options.nb_rooms, options.nb_objects = settings["rooms"], settings["objects"]
+        options.quest_length, options.quest_breadth = settings["length"], 1
+        game = textworld.generator.make_game(options)
+    else:
+        game = challenges[f"tw-{kind}"][1](settings, options)
+    textworld.generator.compile_game(game, options)
