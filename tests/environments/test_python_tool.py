@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from components.environments.tools import call
-from components.environments.worlds.python_tool import PythonTool
-from components.environments.worlds.python_tool.environment import same
+from components.environments.worlds.python_tool import PythonTool, same
 from components.errors import ResourceError
 from tests.environments import checks
 

@@ -81,14 +81,6 @@ def _babyai_sort(item: int) -> tuple[str, int]:
     return next(name for end, name in ends if level <= end), 1 + (level - 1) // 8
 
 
-def _first_of_two(answer: Any) -> Any:
-    return answer[0] if isinstance(answer, list) and answer else None
-
-
-def _same(answer: Any) -> Any:
-    return answer
-
-
 def _observation(answer: Any) -> Any:
     return answer.get("observation") if isinstance(answer, dict) else None
 
@@ -111,7 +103,7 @@ def _functions(about: str, calls: str, **other: Any) -> AgentGymKind:
         key="env_idx",
         create={"id": 0},
         reset=lambda item: {"id": item},
-        first=_same,
+        first=lambda answer: answer,
         send=actions.function_call,
         running=True,
         listed=True,
@@ -141,7 +133,7 @@ KINDS: dict[str, AgentGymKind] = {
         rounds=1,
         key="env_idx",
         reset=lambda item: {"item_id": item},
-        first=_first_of_two,
+        first=lambda answer: answer[0] if isinstance(answer, list) and answer else None,
         send=actions.sql,
         state="state",
         listed=True,
@@ -296,7 +288,7 @@ KINDS: dict[str, AgentGymKind] = {
         key="env_idx",
         create={"id": 0},
         reset=lambda item: {"id": item},
-        first=_same,
+        first=lambda answer: answer,
         send=actions.tagged,
         items=221329,
         sort=_searchqa_sort,

@@ -19,7 +19,7 @@ from components.environments.protocol import Step
 from components.environments.restorable import RestorableState
 from components.environments.seeded import CountOrNone
 from components.environments.tools import InvalidAction, call, tool
-from components.environments.worlds.python_tool.puzzles import KINDS, LEVELS
+from components.environments.worlds.python_puzzles import KINDS, LEVELS
 from components.sandbox import Limits, Sandbox, cells
 from components.sandbox.bubblewrap import check
 from components.specs.registered import registered
