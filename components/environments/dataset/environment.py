@@ -24,8 +24,9 @@ from components.environments.dataset.store import Sources, default_cache, stored
 from components.environments.protocol import Messages, Step
 from components.environments.tools import InvalidAction, ToolEnvironment, tool
 from components.environments.worlds.calculator import evaluate, format_number
+from components.environments.worlds.python_tool import run_code
 from components.errors import SpecError
-from components.sandbox import Limits, Sandbox, cells
+from components.sandbox import Limits, Sandbox
 from components.sandbox.bubblewrap import check
 from components.specs.marks import FILES, SERVER
 from components.specs.registered import registered
@@ -33,8 +34,6 @@ from components.trajectories.schema import Scenario
 
 HELDOUT_SHARE = 0.1
 """Default share of held-out rows, if there is one source."""
-LONGEST_CODE = 20_000
-"""Maximum number of characters of one piece of code."""
 CODE_LIMITS = Limits(seconds=10, cpu_seconds=11, memory_mb=256, processes=16, disk_mb=16, output_bytes=2000)
 TOLERANCE = 1e-6
 """Largest difference of equal numbers."""
@@ -166,9 +165,7 @@ class Dataset(ToolEnvironment):
     @tool
     def python(self, code: Annotated[str, "a program; the value of its last line is shown, too"]) -> str:
         """runs Python code; variables stay from one call to the next"""
-        if len(code) > LONGEST_CODE:
-            raise InvalidAction(f"the code has {len(code)} characters; {LONGEST_CODE} at most")
-        result = cells.play(self._sandbox, [cells.Cell(cell) for cell in self.cells], code, self._stop)
+        result = run_code(self._sandbox, self.cells, code, self._stop)
         if result.kept:
             self.cells.append(code)
         return result.text

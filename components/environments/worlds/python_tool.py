@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import random
 import threading
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -85,9 +86,7 @@ class PythonTool(RestorableState):
     @tool
     def python(self, code: Annotated[str, "a program; the value of its last line is shown, too"]) -> str:
         """runs Python code"""
-        if len(code) > LONGEST:
-            raise InvalidAction(f"the code has {len(code)} characters; {LONGEST} at most")
-        result = cells.play(self._sandbox, [cells.Cell(cell) for cell in self.cells], code, self._stop)
+        result = run_code(self._sandbox, self.cells, code, self._stop)
         self.runs += 1
         self.failed_runs += not result.well
         if self.stateful and result.kept:
@@ -114,6 +113,13 @@ class PythonTool(RestorableState):
         """Return calls that run code which prints the answer, and submit it."""
         answer = str(scenario.input["answer"])
         return [call("python", {"code": scenario.input["code"]}, 0), call("submit", {"answer": answer}, 1)]
+
+
+def run_code(sandbox: Sandbox, earlier: Sequence[str], code: str, stop: threading.Event) -> cells.CellOutput:
+    """Return the result of a piece of code after the earlier ones. Raises InvalidAction if it is too long."""
+    if len(code) > LONGEST:
+        raise InvalidAction(f"the code has {len(code)} characters; {LONGEST} at most")
+    return cells.play(sandbox, [cells.Cell(cell) for cell in earlier], code, stop)
 
 
 def same(submitted: str, answer: int | str | list[Any]) -> bool:
