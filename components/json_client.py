@@ -3,7 +3,8 @@
 A request that fails, is cut short or returns an invalid response is retried with exponential backoff, or after the
 delay that the server asks for. After `retry_for` seconds it fails. A permanent error is raised at once: as
 ResourceError if every other request would fail as well (rejected key, unknown model), or if the server is unreachable
-at first contact (`components.request_retry`).
+at first contact (`components.retry`). `ChatClient` is that of OpenAI's chat completions, for every language model
+behind a URL: an engine, a judge, a deployment, a model that an environment calls.
 
 Replies are bounded (`components.bounded_reply`): bytes, values, total time, no compression.
 
@@ -22,16 +23,17 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import uvloop
 
 from components.bounded_reply import CONNECT, IDENTITY, LIMITS, InvalidReply, ReplyLimits, bounded, read_body
-from components.errors import BoundaryError, ResourceError
+from components.errors import BoundaryError, ContextOverflow, ResourceError
 from components.json_reply import AGAIN, FailedAttempt, Reply, asked_to_wait, packed
-from components.request_retry import Answer, ClientTimeouts, record_contact, retry_with_backoff
+from components.retry import Answer, ClientTimeouts, record_contact, retry_with_backoff
 
 if TYPE_CHECKING:
     import aiohttp
@@ -309,3 +311,64 @@ def _proxy(url: str) -> str | None:
         return None
     proxies = urllib.request.getproxies()
     return proxies.get(parts.scheme) or proxies.get("all")
+
+
+NO_CREDIT_CODES = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+"""Error codes for which a retry is pointless: the account has no credit."""
+
+
+class ChatClient(Client):
+    """Client of one server with chat completions."""
+
+    async def complete(
+        self,
+        body: dict[str, Any],
+        read: Callable[[dict[str, Any]], Answer],
+        refused: RefusalCheck = lambda *_: None,
+        limits: ReplyLimits = LIMITS,
+    ) -> Answer:
+        """Send a request and return `read(completion)`, which may raise FailedAttempt for an invalid answer.
+
+        refused: maps errors of this use, other than a prompt that is too long or no credit, to exceptions; None leaves
+        the error to the client. Raises ContextOverflow for
+        a prompt that the model does not take, ResourceError if the model does not exist or the account has no credit,
+        and the exceptions of `Client.post`.
+        """
+
+        def refused_completion(reply: Reply, text: str) -> Exception | None:
+            error = self._refused_prompt(reply, text) or refused(reply, text)
+            return error or self._missing(reply, text, body["model"])
+
+        return await self.post(
+            "/chat/completions", body, lambda reply: read(reply.json()), refused_completion, limits=limits
+        )
+
+    def _refused_prompt(self, reply: Reply, text: str) -> Exception | None:
+        code, message = reply.error()
+        if code == "context_length_exceeded" or (reply.status == 400 and "maximum context length" in message):
+            return ContextOverflow(text)
+        if reply.status == 402 or code in NO_CREDIT_CODES:
+            return ResourceError(f"the account at {self.url} has no credit left ({text})")
+        return None
+
+    def _missing(self, reply: Reply, text: str, model: str) -> Exception | None:
+        if reply.status == 404:
+            path = self._patience.path
+            return ResourceError(
+                f"{self.url} has no /chat/completions or no model {model} ({text}); see {path}.url and {path}.model"
+            )
+        return None
+
+
+@contextmanager
+def fail_on_invalid_answer() -> Iterator[None]:
+    """Raise FailedAttempt for an answer that lacks a part or has a part of another type."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise FailedAttempt(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
+
+
+def empty_answer() -> FailedAttempt:
+    """Return the failure of an answer without content, which is retried."""
+    return FailedAttempt("an empty answer", empty=True)

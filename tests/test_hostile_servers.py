@@ -36,16 +36,18 @@ SLACK = 20.0
 
 CLIENTS = {
     "judge": """
-from components.rewards.llm.models.served import OpenAIClient, ServedJudge
-client = OpenAIClient(ServedJudge(url=URL, model="m", timeout=DEADLINE, retry_for=0))
+from components.rewards.llm.budget import Meter
+from components.rewards.llm.models.served import ServedJudge
+from components.rewards.protocol import RewardResources
+client = ServedJudge(url=URL, model="m", timeout=DEADLINE, retry_for=0).build(RewardResources(None, None, Meter()))
 ask = lambda: client.call([{"role": "user", "content": "x"}], None, "q", True)
 """,
     "judge of LiteLLM": """
-from components.rewards.llm.models.litellm import LiteLLMClient, LiteLLMJudge
+from components.rewards.llm.models.litellm import LiteLLMJudge
 import os
 os.environ["OPENAI_API_KEY"] = "sk-hostile"
 spec = LiteLLMJudge(model="openai/gpt-4.1-mini", extra={"api_base": URL}, timeout=DEADLINE, retry_for=0)
-client = LiteLLMClient(spec)
+client = spec.build(None)
 ask = lambda: client.call([{"role": "user", "content": "x"}], None, "q", True)
 """,
     "remote engine": """

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from components.chat_client import empty_answer
 from components.inference.protocol import ChatRequest, ReportedTokens
 from components.inference.response_form import ANY_OBJECT
+from components.json_client import empty_answer
 
 
 def body_of(request: ChatRequest, model: str) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from components.chat_client import ChatClient
 from components.errors import BoundaryError, ResourceError
+from components.json_client import ChatClient
 from components.redaction import secret_variable
-from components.request_retry import ClientTimeouts
+from components.retry import ClientTimeouts
 from components.specs.base import Spec
 from components.specs.marks import ENV_VARIABLE, SERVER
 

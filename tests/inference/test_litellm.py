@@ -13,7 +13,7 @@ from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.engines.litellm import LiteLLMEngine, LiteLLMSpec
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.server import ModelServer
-from components.litellm_import import litellm
+from components.litellm_client import litellm
 from components.specs.provider import PriceSpec
 from tests.inference.faulty import EMPTY, Line, answer, completion, status
 from tests.inference.test_server import WEATHER, EchoEngine

@@ -22,7 +22,7 @@ from components.errors import DeployError, ResourceError, WaitTimeout
 from components.json_client import Client
 from components.json_reply import Reply
 from components.redaction import dereference, secret_variable
-from components.request_retry import ClientTimeouts
+from components.retry import ClientTimeouts
 from components.specs.served import VARIABLE, check_address
 
 logger = logging.getLogger(__name__)

@@ -10,17 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from components.chat_client import fail_on_invalid_answer
-from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
+from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.engine_spec import EngineSpec
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, EngineHost, ModelEngine
 from components.inference.remote_chat import body_of, message_of, usage_of
-from components.json_reply import FailedAttempt
-from components.litellm_import import listed, litellm
-from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
+from components.json_client import fail_on_invalid_answer
+from components.litellm_client import ADDRESS, PROVIDER_MODEL, LiteLLMClient, LiteLLMModel, listed
 from components.models.spec import ModelSpec
 from components.redaction import dereference
-from components.request_retry import ClientTimeouts, retry_with_backoff
+from components.retry import ClientTimeouts
 from components.specs.marks import ENV_VARIABLE, SERVER
 from components.specs.provider import PriceSpec, check_extra
 from components.specs.served import VARIABLE
@@ -87,8 +85,8 @@ class LiteLLMEngine:
     def __init__(self, spec: LiteLLMSpec):
         self.spec = spec
         self._model = spec.remote_model()
-        self._key = self._model.key()
-        self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "inference", spec.wait_for)
+        patience = ClientTimeouts(spec.timeout, spec.retry_for, "inference", spec.wait_for)
+        self._client = LiteLLMClient(self._model, patience, EngineError)
         self._priced = spec.price is not None or listed(spec.model)
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
@@ -98,11 +96,9 @@ class LiteLLMEngine:
             raise StalePolicy(f"asked for policy {request.policy}, but a provider's model is never trained")
         body = body_of(request, self.spec.model)
         body |= dereference(self.spec.extra, "inference.extra")
-        body = {name: value for name, value in body.items() if value is not None}
-        try:
-            return await retry_with_backoff(lambda: self._send(body), self._patience, self._model.server)
-        except FailedAttempt as error:
-            raise EngineError(f"{self.spec.model}: {error}") from None
+        return await self._client.complete(
+            {name: value for name, value in body.items() if value is not None}, self._completion
+        )
 
     def load_policy(self, version: str, folder: str | None) -> None:
         """Do nothing for the base model. Raises ResourceError for any other policy."""
@@ -116,27 +112,14 @@ class LiteLLMEngine:
         """Do nothing: this process has no resources to release."""
 
     def close(self) -> None:
-        """Keep LiteLLM's connections open, for the next model of the same provider."""
+        self._client.close()
 
-    async def _send(self, body: dict[str, Any]) -> ChatCompletion:
-        import openai
-
-        try:
-            completion = await self._model.send(body, self._key, self.spec.timeout)
-        except openai.OpenAIError as error:
-            raise self._translated(error) from None
+    def _completion(self, body: dict[str, Any]) -> ChatCompletion:
         with fail_on_invalid_answer():
-            message, reason = message_of(completion["choices"][0])
-        return ChatCompletion(message, reason, [], [], [], self.policy, usage_of(completion, self._cost))
+            message, reason = message_of(body["choices"][0])
+        return ChatCompletion(message, reason, [], [], [], self.policy, usage_of(body, self._cost))
 
     def _cost(self, read: int, written: int) -> float | None:
         if self.spec.price is not None:
             return self.spec.price.of(read, written)
         return self._model.listed_price(read, written) if self._priced else None
-
-    def _translated(self, error: Any) -> Exception:
-        """Return the exception that an error of LiteLLM maps to."""
-        text = f"{self.spec.model}: {self._model.masked(error, self._key)}"
-        if isinstance(error, litellm().ContextWindowExceededError):
-            return ContextOverflow(text)
-        return self._model.translated(error, self._key) or EngineError(text)

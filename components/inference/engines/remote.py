@@ -1,6 +1,6 @@
 """The remote engine: any server with OpenAI's chat completions API, optionally with token ids.
 
-`components.request_retry` implements retries of failed requests.
+`components.retry` implements retries of failed requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from components.bounded_reply import LIMITS, limits_with_tokens
-from components.chat_client import fail_on_invalid_answer
 from components.errors import EngineError, Problem, ResourceError, StalePolicy
 from components.inference.engine_spec import EngineSpec
 from components.inference.protocol import (
@@ -27,6 +26,7 @@ from components.inference.protocol import (
     ensure_usable,
 )
 from components.inference.remote_chat import body_of, message_of, usage_of
+from components.json_client import fail_on_invalid_answer
 from components.json_reply import Reply
 from components.models.spec import ModelSpec
 from components.specs.served import ModelEndpoint

@@ -31,7 +31,7 @@ from components.inference.vllm.routing import Router
 from components.inference.vllm.stream import Increments, Sampled
 from components.models import trained_weights
 from components.models.weights import declared_end, load_tokenizer
-from components.request_retry import ClientTimeouts
+from components.retry import ClientTimeouts
 from components.specs.served import key_hint
 from components.trajectories.chat import ChatFormat
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from components.chat_client import fail_on_invalid_answer
 from components.errors import ResourceError, StalePolicy
 from components.inference.growing_text import GrowingText, growing_response
 from components.inference.protocol import ChatRequest, Increment, TokenLogprobs
+from components.json_client import fail_on_invalid_answer
 from components.json_reply import MAX_QUOTED, FailedAttempt
 from components.trajectories.chat import ChatFormat
 

@@ -26,7 +26,7 @@ from components.bounded_reply import LIMITS, ReplyLimits
 from components.errors import JudgeError, ResourceError
 from components.json_client import Client
 from components.json_reply import FailedAttempt, Reply, packed
-from components.rewards.llm.cache import SentBatches
+from components.rewards.llm.cache import SentBatches, digest
 from components.strict_json import check_structure
 
 log = logging.getLogger(__name__)
@@ -67,9 +67,10 @@ class Batches:
         """Batches whose answers have been downloaded."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, name: str, body: Mapping[str, Any]) -> Reply | None:
-        """Return the server's reply to a question; None if the batch left it unanswered. name: id of the question.
-        Raises ResourceError, JudgeError."""
+    async def ask(self, question_digest: str, structured: str, body: Mapping[str, Any]) -> Reply | None:
+        """Return the server's reply to a question; None if the batch left it unanswered. structured: form in which the
+        answer is requested. Raises ResourceError, JudgeError."""
+        name = digest([question_digest, self._client.url, structured])
         if name not in self._replies:
             self._replies[name] = asyncio.get_running_loop().create_future()
             batch = self._sent.of(name) if self._sent is not None else None

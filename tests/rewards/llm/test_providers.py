@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from components.errors import BudgetExceeded, JudgeError, ResourceError
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.client import JudgeClient
-from components.rewards.llm.models.litellm import LiteLLMClient, LiteLLMJudge
+from components.rewards.llm.models.litellm import LiteLLMJudge
 from components.rewards.protocol import RewardResources
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import Reply, judge_server
@@ -52,7 +52,7 @@ def spec(server=None, **options):
 
 
 def ask(server, **options):
-    return asyncio.run(LiteLLMClient(spec(server, **options)).call(QUESTION, SCHEMA, "q", False))
+    return asyncio.run(spec(server, **options).build(means()).call(QUESTION, SCHEMA, "q", False))
 
 
 def right(answer):
@@ -62,7 +62,7 @@ def right(answer):
     }
 
 
-def means(folder, meter=None):
+def means(folder=Path(), meter=None):
     return RewardResources(folder, None, meter or Meter(), folder / "answers")
 
 
@@ -175,7 +175,7 @@ def test_a_provider_that_does_not_know_a_format_is_asked_in_the_next_way_from_th
         return [await client.call(QUESTION, SCHEMA, "q", False) for _ in range(2)]
 
     with judge_server(replies.without_format(replies.NO_FORMAT, "json_schema"), models=MODELS) as server:
-        assert all(map(right, asyncio.run(twice(LiteLLMClient(spec(server))))))
+        assert all(map(right, asyncio.run(twice(spec(server).build(means())))))
     kinds = [request.body.get("response_format", {}).get("type") for request in server.requests]
     assert kinds == ["json_schema", "json_object", "json_object"]
     with judge_server(replies.without_format(replies.UNKNOWN_KEY), models=MODELS) as server:
@@ -224,8 +224,8 @@ def test_a_price_that_litellm_does_not_know_is_not_known(monkeypatch, subtests):
         "openrouter/any/thing",
     ]:
         with subtests.test(model=model):
-            assert not LiteLLMClient(spec(model=model)).priced
-            assert LiteLLMClient(spec(model=model, price={"input": 0, "output": 0})).priced
+            assert not spec(model=model).build(means()).priced
+            assert spec(model=model, price={"input": 0, "output": 0}).build(means()).priced
 
 
 def test_an_answer_of_unknown_price_is_counted_as_such_and_never_as_nothing(tmp_path):
@@ -293,7 +293,7 @@ def test_it_works_on_one_loop_after_another_with_many_at_once(caplog, capfd):
         return await asyncio.gather(*(client.call(QUESTION, SCHEMA, str(i), False) for i in range(count)))
 
     with judge_server(replies.for_share(0.2, replies.OVERLOADED), models=MODELS) as server:
-        client = LiteLLMClient(spec(server))
+        client = spec(server).build(means())
         for _ in range(3):
             assert all(map(right, asyncio.run(many(client, 20))))
     assert len(server.requests) >= 60
@@ -317,13 +317,12 @@ def looked_up(host, *rest, _real=socket.getaddrinfo, **options):
         raise OSError("no network")
     return _real(host, *rest, **options)
 socket.socket.connect, socket.getaddrinfo = guarded, looked_up
-from components.rewards.llm.models.litellm import LiteLLMClient
 from components.rewards.llm.models.litellm import LiteLLMJudge
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import judge_server
 assert "litellm" not in sys.modules
 with judge_server([replies.OVERLOADED, replies.WRONG_KEY], models={MODELS!r}) as server:
-    way = LiteLLMClient(LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}))
+    way = LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}).build(None)
     assert way.priced
     try:
         asyncio.run(way.call({QUESTION!r}, {SCHEMA!r}, "q", False))
@@ -342,13 +341,12 @@ def test_no_connection_is_left_on_a_loop_that_was_closed():
     """A warning raised as an error there would prevent the loop from closing."""
     code = f"""
 from components.aio import in_order
-from components.rewards.llm.models.litellm import LiteLLMClient
 from components.rewards.llm.models.litellm import LiteLLMJudge
 from tests.rewards.judge_server import judge_server
 async def ask(number):
     return (await way.call({QUESTION!r}, {SCHEMA!r}, str(number), False)).text
 with judge_server(models={MODELS!r}) as server:
-    way = LiteLLMClient(LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}))
+    way = LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}).build(None)
     print(sum(1 for _ in range(2) for _ in in_order(ask, range(8), 4)))
 """
     environment = {**os.environ, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}

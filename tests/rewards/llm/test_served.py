@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from components.errors import ResourceError
-from components.rewards.llm.models.served import OpenAIClient, ServedJudge
+from components.rewards.llm.budget import Meter
+from components.rewards.llm.models.served import ServedJudge
+from components.rewards.protocol import RewardResources
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import judge_server
 
@@ -15,7 +18,8 @@ QUESTION = [{"role": "user", "content": '<trajectory id="a">quality 1</trajector
 
 
 def ask(server, **options):
-    client = OpenAIClient(ServedJudge(**{"url": server.url, "model": "judge", "retry_for": 5} | options))
+    spec = ServedJudge(**{"url": server.url, "model": "judge", "retry_for": 5} | options)
+    client = spec.build(RewardResources(Path(), None, Meter()))
     try:
         return asyncio.run(client.call(QUESTION, None, "q", False))
     finally:

@@ -10,13 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from components.errors import JudgeError, ResourceError
-from components.json_reply import FailedAttempt
-from components.litellm_import import listed, litellm
-from components.litellm_model import ADDRESS, PROVIDER_MODEL, LiteLLMModel
-from components.request_retry import ClientTimeouts, retry_with_backoff
+from components.litellm_client import ADDRESS, PROVIDER_MODEL, LiteLLMClient, LiteLLMModel, listed
+from components.retry import ClientTimeouts
 from components.rewards.llm.judge_model import PaidSpec
-from components.rewards.llm.models.served import AnswerFormat, UnsupportedFormat, about_format, of_completion
-from components.rewards.llm.protocol import JudgeAnswer, Messages
+from components.rewards.llm.models.served import ChatJudge
 from components.rewards.protocol import RewardResources
 from components.specs.marks import ENV_VARIABLE, SERVER
 from components.specs.served import VARIABLE
@@ -35,8 +32,9 @@ class LiteLLMJudge(PaidSpec):
     def label(self) -> str:
         return self.model
 
-    def build(self, resources: RewardResources) -> LiteLLMClient:
-        return LiteLLMClient(self)
+    def build(self, resources: RewardResources) -> ChatJudge:
+        patience = ClientTimeouts(self.timeout, self.retry_for, "reward.model", self.wait_for)
+        return ChatJudge(self, self.model, LiteLLMClient(self.remote_model(), patience, JudgeError))
 
     def check_prerequisites(self, budget: float | None) -> None:
         self.key()
@@ -63,56 +61,3 @@ class LiteLLMJudge(PaidSpec):
         """Return the model as LiteLLM calls it."""
         own_server = "judge_model@reward.model=served"
         return LiteLLMModel(self.model, "reward.model", own_server, self.key_variable, self.extra)
-
-
-class LiteLLMClient:
-    """Client of a LiteLLM model. Raises ResourceError if the provider's key is not in the environment."""
-
-    def __init__(self, spec: LiteLLMJudge):
-        self.label = spec.model
-        self._spec = spec
-        self._model = spec.remote_model()
-        self._key = self._model.key()
-        self._format = AnswerFormat(spec, spec.model)
-        self._patience = ClientTimeouts(spec.timeout, spec.retry_for, "reward.model", spec.wait_for)
-        self.priced = spec.price is not None or listed(spec.model)
-
-    def price(self, read: int, written: int) -> float:
-        if self._spec.price is not None:
-            return self._spec.price.of(read, written)
-        return self._model.listed_price(read, written)
-
-    async def call(
-        self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
-    ) -> JudgeAnswer:
-        try:
-            return await self._format.ask(
-                messages,
-                schema,
-                lambda request, structured: retry_with_backoff(
-                    lambda: self._send(request), self._patience, self._model.server
-                ),
-            )
-        except FailedAttempt as error:
-            raise JudgeError(f"{self.label}: {error}") from None
-
-    async def _send(self, request: dict[str, Any]) -> JudgeAnswer:
-        import openai
-
-        try:
-            answer = await self._model.send(request, self._key, self._spec.timeout)
-        except openai.OpenAIError as error:
-            raise self._translated(error, "response_format" in request) from None
-        return of_completion(answer)
-
-    def _translated(self, error: Any, structured: bool) -> Exception:
-        """Return the exception that an error of LiteLLM maps to."""
-        text = self._model.masked(error, self._key)
-        if isinstance(error, litellm().ContextWindowExceededError):
-            return JudgeError(f"{self.label}: {text}; show the judge less: reward.model.longest={self._spec.longest}")
-        if getattr(error, "status_code", None) in (400, 422) and structured and about_format(text):
-            return UnsupportedFormat()
-        return self._model.translated(error, self._key) or JudgeError(f"{self.label}: {text}")
-
-    def close(self) -> None:
-        """Keep LiteLLM's connections open, for the next judge of the same provider."""

@@ -1,30 +1,25 @@
-"""Judge model behind an OpenAI-compatible chat completions URL.
+"""Judge models with chat completions: behind a URL, or of another provider (`models.litellm`).
 
 JSON is requested by its schema. A server that does not support this is asked for any JSON object, then in words alone.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from components.chat_client import empty_answer, fail_on_invalid_answer
 from components.errors import ContextOverflow, JudgeError, Problem, ResourceError
-from components.json_client import RefusalCheck
+from components.json_client import ChatClient, RefusalCheck, empty_answer, fail_on_invalid_answer
 from components.json_reply import FailedAttempt, Reply
+from components.litellm_client import LiteLLMClient
 from components.redaction import dereference
 from components.rewards.llm.batches import BATCH_SHARE, Batches
-from components.rewards.llm.cache import digest
 from components.rewards.llm.judge_model import FALLBACK_FORMAT, PaidSpec, Structured
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import RewardResources
 from components.rewards.spec import JudgeSpec
 from components.specs.served import ModelEndpoint
-
-log = logging.getLogger(__name__)
 
 UNSUPPORTED_STATUSES = (400, 404, 415, 422, 501)
 """HTTP statuses with which servers reject an unknown parameter."""
@@ -54,8 +49,11 @@ class ServedJudge(ModelEndpoint, PaidSpec):
     def label(self) -> str:
         return self.model
 
-    def build(self, resources: RewardResources) -> OpenAIClient:
-        return OpenAIClient(self, resources.answers, resources.waiting)
+    def build(self, resources: RewardResources) -> ChatJudge:
+        client = self.client(self.timeout, self.retry_for, JudgeError, wait_for=self.wait_for)
+        label = f"{self.model} at {self.url}"
+        batches = Batches(client, label, resources.answers, resources.waiting) if self.batch else None
+        return ChatJudge(self, label, client, batches)
 
     def check_prerequisites(self, budget: float | None) -> None:
         self.key()
@@ -84,28 +82,30 @@ class ServedJudge(ModelEndpoint, PaidSpec):
                 )
 
 
-class OpenAIClient:
-    """Client of an OpenAI-compatible server. Raises ResourceError if the variable of the key is not set. answers:
-    folder of the record of sent batches; None keeps no record."""
+class ChatJudge:
+    """Judge whose client sends chat completions.
 
-    def __init__(self, spec: ServedJudge, answers: Path | None = None, waiting: Callable[[str], None] = log.info):
-        self.label = f"{spec.model} at {spec.url}"
-        self.priced = spec.price is not None
+    label: description for messages. batches: what sends questions together; None sends each alone."""
+
+    def __init__(self, spec: PaidSpec, label: str, client: ChatClient | LiteLLMClient, batches: Batches | None = None):
+        self.label = label
+        self.priced = spec.estimated_cost(0, 0) is not None
         self._spec = spec
-        self._format = AnswerFormat(spec, spec.model)
-        self._client = spec.client(spec.timeout, spec.retry_for, JudgeError, wait_for=spec.wait_for)
-        self._batches = Batches(self._client, self.label, answers, waiting) if spec.batch else None
+        self._format = AnswerFormat(spec, spec.label)
+        self._client = client
+        self._batches = batches
 
     def price(self, read: int, written: int) -> float:
-        assert self._spec.price is not None
-        return self._spec.price.of(read, written)
+        cost = self._spec.estimated_cost(read, written)
+        assert cost is not None
+        return cost
 
     async def call(
         self, messages: Messages, schema: dict[str, Any] | None, question_digest: str, immediate: bool
     ) -> JudgeAnswer:
         async def send(request: dict[str, Any], structured: Structured) -> JudgeAnswer:
             if self._batches is not None and not immediate:
-                reply = await self._batches.ask(digest([question_digest, self._spec.url, structured]), request)
+                reply = await self._batches.ask(question_digest, structured, request)
                 if (answer := self._batch_answer(reply, structured)) is not None:
                     return answer
             return await self._client.complete(request, of_completion, self._error_mapper(structured))
@@ -141,11 +141,6 @@ class OpenAIClient:
             if code in ("unsupported_parameter", "unsupported_value"):
                 hint = "leave it out: +reward.model.extra.max_tokens=null, or the parameter that the message names"
                 return ResourceError(f"{self.label} does not support a parameter ({text}); {hint}")
-            if reply.status == 404:
-                return ResourceError(
-                    f"{self._spec.url} has no /chat/completions or no model {self._spec.model} ({text}); see "
-                    "reward.model.url and reward.model.model"
-                )
             return None
 
         return mapped_error
