@@ -9,16 +9,37 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from components.errors import Problem
 from components.specs import Spec
 
 if TYPE_CHECKING:
-    from components.compute.offer import Offer
     from components.compute.runners import Runner, RunnerContext
     from components.compute.training_group import TrainingGroup
     from components.models.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Machine that a provider would choose for a place."""
+
+    machine: str
+    """Cloud, region and type; without an offer, the request."""
+    price: float | None
+    """US dollars per hour for all nodes; None without an offer."""
+    problem: str | None = None
+    """Reason why there is no offer; None with one."""
+
+
+def offers(places: Mapping[str, Place]) -> dict[str, Offer]:
+    """Return the offers by name of the place. Each provider is asked once."""
+    result: dict[str, Offer] = {}
+    for kind in dict.fromkeys(type(place) for place in places.values()):
+        result |= kind.offers({name: place for name, place in places.items() if type(place) is kind})
+    return result
+
 
 LOCAL_SCHEMES = ("file:", "memory:", "local:")
 """Schemes of stores on this machine."""

@@ -23,7 +23,7 @@ from typing import Any
 from components.data.examples import DataExample, RowProblem
 from components.data.fingerprints import MOST_FINGERPRINTS, Fingerprints, SimilarTexts
 from components.data.forms import FORMS, score_form
-from components.data.forms.thumbs import LABEL_COLUMNS, LABELS
+from components.data.forms.answers import LABEL_COLUMNS, LABELS
 from components.data.import_report import ImportReport, check_message
 from components.data.row_checks import Problems, check_example, check_repeated, check_tokens, prompt_fingerprint
 from components.data.rows import BrokenRow, DataRow

@@ -2,7 +2,7 @@
 
 For each answer: its role, deltas of its content as it is sampled, its tool calls, and its finish reason. A call begins
 with its id and name; deltas of its arguments follow. Those of the first call are sent as they are sampled, except for
-the last brace (`components.inference.growing_call`); the rest when the answer is complete, because only then are they
+the last brace (`components.inference.growing_text`); the rest when the answer is complete, because only then are they
 certain to be calls. If they are none, the text of the answer follows as content, and the call stays incomplete. Later
 calls are not sent before the first one is complete, because OpenAI's clients end a call when the next one begins.
 Log-probabilities and token ids are in the chunk after which they are sampled, or in a later one if the text is held

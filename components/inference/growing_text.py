@@ -8,22 +8,157 @@ a prefix of it, whatever is sampled next. So text is held back that may be the b
 - a stop string (`components.inference.stop_strings`);
 - a tool call, or white space around calls (`components.trajectories.tool_calls`). From the first possible call on, the
   text is held back until the response ends, because an invalid call makes all of it text. Tagged calls are reported
-  as they are sampled (`components.inference.growing_call`);
+  as they are sampled, see below;
 - a final response in a template with channels, for which nothing is reported.
 
 A text completion, or a response that calls no tools, has no calls to hold back.
+
+Tagged calls are reported with their names, and arguments as the finished calls have them. A finished call has the
+arguments as `json.dumps` writes them, whatever spelling the model chose
+(`components.trajectories.tool_calls.read_tagged`). So each token of the JSON text is written that way as soon as later
+text cannot change it: characters of a string at once, a number when it has ended.
+
+Until the response ends, no call is certain: a call that is cut or invalid, also a later one, makes all of the response
+text. Therefore the last brace of the arguments of each call is held back: as long as the response is not complete, no
+client has arguments that it could execute.
+
+Calls of the pythonic form are not reported while they grow: their values are Python literals, whose strings, tuples and
+`**{...}` would need a parser of their own that writes JSON from an unfinished text.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from components.inference.growing_call import GrowingCalls
 from components.inference.protocol import CallDelta, ChatRequest
 from components.inference.stop_strings import before_possible_stop
 from components.trajectories.chat import ChatFormat
+from components.trajectories.tool_calls import CLOSE, OPEN, call_id
+
+_HEAD = re.compile(
+    r"""\s*\{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*,"""
+    r"""[ \t\n\r]*"arguments"[ \t\n\r]*:[ \t\n\r]*(?=\{)"""
+)
+"""A call up to its arguments. A call with other keys, or in another order, is not reported."""
+_TAIL = re.compile(rf"[ \t\n\r]*\}}\s*{CLOSE}")
+"""A call after its arguments."""
+_SPACE = re.compile(r"[ \t\n\r]*")
+_CHARACTERS = re.compile(
+    r"""(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"""
+    r"""|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+"""
+)
+"""Whole characters of a string, also as escapes."""
+_WORD = re.compile(r"""[^\s,:"\[\]{}]+""")
+"""A number or a constant."""
+_WRITTEN = {",": ", ", ":": ": "}
+
+
+class GrowingCalls:
+    """The calls of a growing response. turn: part of their ids.
+
+    Calls are reported up to the first one with other keys, or in another order, than `_HEAD` and `_TAIL` have.
+    """
+
+    def __init__(self, turn: int):
+        self._turn = turn
+        self._index = 0
+        """Place of the call that grows."""
+        self._name: str | None = None
+        """Its name; None before it is certain."""
+        self._arguments = GrowingObject()
+
+    def extend(self, text: str) -> list[CallDelta]:
+        """Return the parts of the calls that are certain in the response's text so far and were not before."""
+        deltas: list[CallDelta] = []
+        while True:
+            opened = self._name is not None
+            if self._name is None:
+                self._name = self._begin(text)
+            if self._name is None:
+                return deltas
+            new = self._arguments.extend(text)
+            if new or not opened:
+                deltas.append(CallDelta(call_id(self._turn, self._index), self._name, new, self._index))
+            end = _TAIL.match(text, self._arguments.at) if self._arguments.closed else None
+            if end is None:
+                return deltas
+            self._index += 1
+            self._name, self._arguments = None, GrowingObject(end.end())
+
+    def _begin(self, text: str) -> str | None:
+        """Return the name of the next call, and move to its arguments; None if it is not certain yet."""
+        start = text.find(OPEN, self._arguments.at)
+        head = _HEAD.match(text, start + len(OPEN)) if start >= 0 else None
+        if head is None:
+            return None
+        try:
+            name = str(json.loads(head[1]))
+        except ValueError:
+            return None
+        self._arguments.at = head.end()
+        return name
+
+
+class GrowingObject:
+    """A JSON object in a growing text, as `json.dumps(..., ensure_ascii=False)` writes it, without its last brace."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+        """Place in the text up to which it is written."""
+        self._depth = 0
+        self._in_string = False
+        self._ended = False
+        """True after the object, or at text that is no JSON."""
+
+    @property
+    def closed(self) -> bool:
+        """True after the object."""
+        return self._ended and not self._depth
+
+    def extend(self, text: str) -> str:
+        """Return what is certain in the text so far and was not before."""
+        written: list[str] = []
+        while not self._ended and (token := self._token(text)) is not None:
+            written.append(token)
+        return "".join(written)
+
+    def _token(self, text: str) -> str | None:
+        """Return the next token, or the next part of a string; None if it is not certain yet."""
+        if self._in_string:
+            return self._part_of_string(text)
+        space = _SPACE.match(text, self.at)
+        self.at = space.end() if space else self.at
+        mark = text[self.at : self.at + 1]
+        if mark and mark in '{}[]:,"':
+            self.at += 1
+            self._depth += (mark in "{[") - (mark in "}]")
+            self._in_string = mark == '"'
+            self._ended = not self._depth
+            return None if self._ended else _WRITTEN.get(mark, mark)
+        word = _WORD.match(text, self.at)
+        if word is None or word.end() == len(text):
+            return None
+        self.at = word.end()
+        try:
+            return json.dumps(json.loads(word[0]), allow_nan=False)
+        except ValueError:
+            self._ended = True
+            return None
+
+    def _part_of_string(self, text: str) -> str | None:
+        characters = _CHARACTERS.match(text, self.at)
+        if characters is not None:
+            self.at = characters.end()
+            return json.dumps(json.loads(f'"{characters[0]}"'), ensure_ascii=False)[1:-1]
+        if not text.startswith('"', self.at):
+            return None
+        self.at += 1
+        self._in_string = False
+        return '"'
+
 
 INCOMPLETE = "\ufffd"
 """Character that decoders write for bytes that are no character, or not yet."""

@@ -50,7 +50,7 @@ class Sampling:
 
 @dataclass(slots=True, frozen=True)
 class CallDelta:
-    """Part of a call of a response that is sampled (`components.inference.growing_call`)."""
+    """Part of a call of a response that is sampled (`components.inference.growing_text`)."""
 
     id: str
     name: str

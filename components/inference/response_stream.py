@@ -1,7 +1,7 @@
 """A Responses answer as stream events: the response, each item with its parts as they are sampled, the end.
 
 Items are numbered in the order in which they begin; the message and the function calls grow at once. A tagged call
-begins when its name is sampled, and ends with the answer (`components.inference.growing_call`); others are sent when
+begins when its name is sampled, and ends with the answer (`components.inference.growing_text`); others are sent when
 the answer is complete, because only then are they certain to be calls. If they are none, those that have begun end as
 incomplete, and are no part of the response. Log-probabilities are in the delta after which they are sampled, or in a
 later one if the text is held back.

@@ -1,4 +1,5 @@
-"""Spec of a model server: its address, and the environment variable that holds its key.
+"""Specs of models behind a network: the address of a server, the environment variable that holds its key, the price,
+and additional parameters of a request without secrets.
 
 An address with a user or a password is rejected, because it would be stored, logged and tracked. A configuration names
 the environment variable of a key, never the key.
@@ -6,14 +7,14 @@ the environment variable of a key, never the key.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from components.errors import BoundaryError, ResourceError
 from components.json_client import ChatClient
-from components.redaction import secret_variable
+from components.redaction import is_secret, secret_variable
 from components.retry import ClientTimeouts
 from components.specs.base import Spec
 from components.specs.marks import ENV_VARIABLE, SERVER
@@ -98,3 +99,31 @@ class ModelEndpoint(Spec):
     def or_else(cls) -> str:
         """Return an alternative to setting the key, as a clause for the error message; empty without one."""
         return ""
+
+
+RESERVED_PARAMETERS = {"model", "messages", "tools", "stream", "n", "timeout", "num_retries", "max_retries"}
+"""Request parameters that `extra` may not set."""
+
+
+class PriceSpec(Spec):
+    """Price in any currency, the same in the whole experiment."""
+
+    input: float = Field(ge=0)
+    """Price of a million prompt tokens."""
+    output: float = Field(ge=0)
+    """Price of a million completion tokens."""
+
+    def of(self, read: int, written: int) -> float:
+        """Return the cost of these numbers of prompt and completion tokens."""
+        return (read * self.input + written * self.output) / 1_000_000
+
+
+def check_extra(extra: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the additional parameters of a request. path: key path of their section. Raises ValueError for a secret or
+    a reserved parameter."""
+    for name in extra:
+        if is_secret(name):
+            raise ValueError(f"no secrets such as {name}; name the environment variable instead: {path}.key_variable")
+        if name in RESERVED_PARAMETERS:
+            raise ValueError(f"parameters other than {name}, which is reserved")
+    return extra

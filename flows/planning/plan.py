@@ -21,8 +21,7 @@ from typing import Any
 
 from components.artifacts import Artifact, stage_key
 from components.compute.local.spec import LocalPlace
-from components.compute.offer import Offer, offers
-from components.compute.place import Place
+from components.compute.place import Offer, Place, offers
 from components.errors import GuardTriggered
 from components.rewards.llm.spec import asked_by
 from components.specs import Target

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from components.compute.local.spec import LocalPlace
-from components.compute.offer import Offer
-from components.compute.offer import offers as offers_of_all
+from components.compute.place import Offer
+from components.compute.place import offers as offers_of_all
 from components.compute.sky import spec as module
 from components.compute.sky.spec import SkyPlace, offers
 

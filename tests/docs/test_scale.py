@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from components.compute.offer import Offer
+from components.compute.place import Offer
 from docs import scale
 from flows.experiment.compose import check
 from flows.planning.plan import plan

@@ -14,7 +14,7 @@ from components.inference.engines.litellm import LiteLLMEngine, LiteLLMSpec
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.server import ModelServer
 from components.litellm_client import litellm
-from components.specs.provider import PriceSpec
+from components.specs.served import PriceSpec
 from tests.inference.faulty import EMPTY, Line, answer, completion, status
 from tests.inference.test_server import WEATHER, EchoEngine
 from tests.rollout.worlds import discard_litellm_clients

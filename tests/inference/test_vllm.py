@@ -22,8 +22,7 @@ from components.errors import ContextOverflow, ResourceError, StalePolicy, WaitT
 from components.inference.engines.vllm import VllmSpec
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.response_form import LogitChange
-from components.inference.vllm.engine import VllmEngine
-from components.inference.vllm.routing import Router
+from components.inference.vllm.engine import Router, VllmEngine
 from components.inference.vllm.server import VllmServer, environment, options
 from tests.deployment.tiny import TINY, write_adapter
 

@@ -14,7 +14,7 @@ from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.app import AppOptions
 from components.inference.response_form import ResponseForm
 from components.inference.server import ModelServer
-from components.inference.vllm.stream import StreamedCompletion
+from components.inference.vllm.client import StreamedCompletion
 from components.json_reply import FailedAttempt
 from tests.inference.test_forms import needs_llguidance
 from tests.inference.test_vllm import HELLO, ask, die, seen

@@ -17,7 +17,7 @@ from components.rewards.judges.ruler import ALIKE, Ruler
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.models.served import ServedJudge
 from components.rewards.protocol import RewardResources
-from components.specs.provider import PriceSpec
+from components.specs.served import PriceSpec
 from components.trajectories.schema import Score, Trajectory
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import GOOD, Asked, Reply, judge_server

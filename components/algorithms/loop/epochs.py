@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.loop.gradient_step import finish
 from components.algorithms.loop.guards import GuardRule, TrainingGuards
+from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
@@ -138,3 +138,33 @@ def finish_gradient(policy: Policy, max_grad_norm: float) -> dict[str, float]:
     policy.loss_scale.unscale(parameters)
     penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
     return {"grad_norm": sharded.clip(parameters, max_grad_norm), **penalty}
+
+
+def finish(
+    optimizer: torch.optim.Optimizer,
+    measured: Mapping[str, float],
+    counts: Mapping[str, float],
+    loss_scale: LossScale,
+    *,
+    skipped: bool,
+    started: float,
+) -> dict[str, float]:
+    """Take the step, or skip it if a guard skips it or a scaled gradient overflowed. Return its metrics. started: start
+    of the step on the monotonic clock."""
+    overflowed = loss_scale.overflowed(measured)
+    scale = {"loss_scale": loss_scale.value, "overflowed_steps": float(overflowed)} if loss_scale.enabled else {}
+    if not (skipped or overflowed):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if not skipped:
+        loss_scale.update(overflowed)
+    seconds = time.monotonic() - started
+    return {
+        **{name: value for name, value in measured.items() if math.isfinite(value)},
+        "learning_rate": optimizer.param_groups[0]["lr"],
+        "skipped_steps": float(skipped or overflowed),
+        **scale,
+        **counts,
+        "tokens_per_s": counts["tokens"] / seconds,
+        "seconds": seconds,
+    }

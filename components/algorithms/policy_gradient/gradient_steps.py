@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from components.algorithms.loop import schedule
-from components.algorithms.loop.epochs import Backward, take_gradient_steps
-from components.algorithms.loop.gradient_step import finish
+from components.algorithms.loop.epochs import Backward, finish, take_gradient_steps
 from components.algorithms.loop.guards import GuardRule, TrainingGuards
 from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.policy_gradient.training_data import learned_tokens

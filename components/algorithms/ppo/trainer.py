@@ -49,8 +49,7 @@ from components.algorithms.policy_gradient.training_data import (
 )
 from components.algorithms.ppo.actions import Actions, Measurements, flat, token_rewards
 from components.algorithms.ppo.critic import ValueCritic
-from components.algorithms.ppo.value_metrics import add_values, explained_variance
-from components.algorithms.ppo.value_pretraining import pretrain
+from components.algorithms.ppo.value_pretraining import add_values, explained_variance, pretrain
 from components.algorithms.trainer import StepMetrics, TrainingContext, TrainingResult
 from components.trajectories.schema import Trajectory
 

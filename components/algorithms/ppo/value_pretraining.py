@@ -10,8 +10,9 @@ are numbered up to 0, so that the policy's gradient steps count from 1.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from components.algorithms.policy_gradient import losses
 from components.algorithms.policy_gradient.gradient_steps import batches
 from components.algorithms.ppo.actions import Actions
 from components.algorithms.ppo.critic import ValueCritic
-from components.algorithms.ppo.value_metrics import add_values, explained_variance
 from components.algorithms.trainer import StepMetrics, TrainingContext
 from components.trajectories.schema import Trajectory
 
@@ -98,3 +98,25 @@ def _backward(
     packs = [pack for pack, _ in prepared]
     explained = explained_variance(sums, sum(len(pack.token_S) for pack in packs))
     return {"loss": sums["loss"], "grad_norm": grad_norm, "explained_variance": explained}, token_counts(packs)
+
+
+SPREAD = 1e-6
+"""Variance of the normalised returns below which the explained variance is undefined."""
+
+
+def add_values(sums: MutableMapping[str, float], value_S: torch.Tensor, return_S: torch.Tensor) -> None:
+    """Add to `sums` the sums that `explained_variance` reads, from values and their targets."""
+    for name, column_S in (("errors", (return_S - value_S).double()), ("returns", return_S.double())):
+        sums[name] = sums.get(name, 0.0) + column_S.sum().item()
+        sums[f"{name} squared"] = sums.get(f"{name} squared", 0.0) + column_S.square().sum().item()
+
+
+def explained_variance(sums: MutableMapping[str, float], count: int) -> float:
+    """Return 1 - Var(R - V) / Var(R) of `count` values: 1 if values equal the returns, 0 if they are no better than the
+    mean return; NaN if the returns have no variance."""
+
+    def variance(name: str) -> float:
+        return sums[f"{name} squared"] / count - (sums[name] / count) ** 2
+
+    spread = variance("returns")
+    return 1 - variance("errors") / spread if spread > SPREAD else math.nan

@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from components.compute.offer import Offer
+from components.compute.place import Offer
 from components.compute.sky.failures import explain
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import resources

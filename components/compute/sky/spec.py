@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from components.compute.offer import Offer
-from components.compute.place import Place
+from components.compute.place import Offer, Place
 from components.compute.runners import RunnerContext
 from components.compute.training_group import Strategy, TrainingGroup
 from components.errors import Problem

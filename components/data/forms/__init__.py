@@ -1,4 +1,5 @@
-"""Forms of rows, one module each, and their recognition."""
+"""Forms of rows and their recognition. A module holds the forms of one kind: conversations, answers to prompts,
+comparisons of answers, labelled steps, episodes."""
 
 from __future__ import annotations
 
@@ -6,35 +7,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.data.examples import RowProblem
-from components.data.forms import (
-    agenttraj,
-    ground_truth,
-    messages,
-    preference,
-    prompt_completion,
-    ranking,
-    sharegpt,
-    step_labels,
-    thumbs,
-    trajectories,
-)
+from components.data.forms.answers import GROUND_TRUTH, PROMPT_COMPLETION, THUMBS
 from components.data.forms.base import Form
+from components.data.forms.comparisons import PREFERENCE, RANKING
+from components.data.forms.conversations import AGENTTRAJ, MESSAGES, SHAREGPT
+from components.data.forms.step_labels import STEP_LABELS
+from components.data.forms.trajectories import TRAJECTORIES
 
 __all__ = ["FORMS", "Form", "recognise", "score_form"]
 
 FORMS: dict[str, Form] = {
-    module.FORM.name: module.FORM
-    for module in (
-        trajectories,
-        step_labels,
-        agenttraj,
-        preference,
-        ranking,
-        thumbs,
-        sharegpt,
-        messages,
-        prompt_completion,
-        ground_truth,
+    form.name: form
+    for form in (
+        TRAJECTORIES,
+        STEP_LABELS,
+        AGENTTRAJ,
+        PREFERENCE,
+        RANKING,
+        THUMBS,
+        SHAREGPT,
+        MESSAGES,
+        PROMPT_COMPLETION,
+        GROUND_TRUTH,
     )
 }
 """Forms by name. The order is that of recognition: the form with more columns of its own comes first."""

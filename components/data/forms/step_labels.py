@@ -17,7 +17,7 @@ from components.data.messages import read_messages
 from components.trajectories.schema import Message, Trajectory
 
 
-def _read(columns: RowColumns) -> DataExample:
+def _read_step_labels(columns: RowColumns) -> DataExample:
     values = [as_number(value) for value in columns.items("labels")]
     rewards = [value for value in values if value is not None]
     if len(rewards) < len(values):
@@ -41,7 +41,7 @@ def _step(text: object) -> Message:
     return Message("assistant", text)
 
 
-def _write(group: Sequence[Trajectory]) -> Records:
+def _write_step_labels(group: Sequence[Trajectory]) -> Records:
     """Yield a row of each episode whose assistant messages all have a step reward, of the judge or the environment."""
     for trajectory, messages in single(group):
         steps = sum(message.role == "assistant" for message in messages)
@@ -54,12 +54,12 @@ def _write(group: Sequence[Trajectory]) -> Records:
             }
 
 
-FORM = Form(
+STEP_LABELS = Form(
     "step_labels",
     "a conversation, or a prompt and its steps, with a label for each step",
     {"labels": ("labels", "step_labels")},
-    _read,
-    _write,
+    _read_step_labels,
+    _write_step_labels,
     {
         "prompt": ("prompt", "question", "problem"),
         "steps": ("completions", "steps"),

@@ -18,7 +18,7 @@ from components.trajectories import decode, tables
 from components.trajectories.schema import History, Trajectory
 
 
-def _read(columns: RowColumns) -> DataExample:
+def _read_trajectories(columns: RowColumns) -> DataExample:
     row = {field.name: columns.get(field.name) for field in tables.TRAJECTORY_SCHEMA}
     try:
         (trajectory,) = decode.trajectories(pa.RecordBatch.from_pylist([row], schema=tables.TRAJECTORY_SCHEMA))
@@ -59,10 +59,10 @@ def _written(history: History, trajectory: Trajectory) -> History:
 
 _COLUMNS: dict[str, Any] = {field.name: (field.name,) for field in tables.TRAJECTORY_SCHEMA if not field.nullable}
 
-FORM = Form(
+TRAJECTORIES = Form(
     "trajectories",
     "episodes of a run in the project's own Parquet",
     _COLUMNS,
-    _read,
+    _read_trajectories,
     more={field.name: (field.name,) for field in tables.TRAJECTORY_SCHEMA if field.nullable},
 )

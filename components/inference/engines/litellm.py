@@ -20,8 +20,7 @@ from components.models.spec import ModelSpec
 from components.redaction import dereference
 from components.retry import ClientTimeouts
 from components.specs.marks import ENV_VARIABLE, SERVER
-from components.specs.provider import PriceSpec, check_extra
-from components.specs.served import VARIABLE
+from components.specs.served import VARIABLE, PriceSpec, check_extra
 
 
 class LiteLLMSpec(EngineSpec):

@@ -26,9 +26,8 @@ from components.inference.response_form import parameter_of
 from components.inference.stop_strings import StopDetector
 from components.inference.text_protocol import TextRequest
 from components.inference.transformers.kv_slots import KVSlots
-from components.inference.transformers.logit_changes import LogitEditor
 from components.inference.transformers.prefixes import SHARED_TOKENS, partition, shared_prefix
-from components.inference.transformers.sampling import distributions, draw
+from components.inference.transformers.sampling import LogitEditor, distributions, draw
 from components.models.shared_attention import Sharing, shared_mask
 
 PREFILL_TOKENS = 4096

@@ -54,7 +54,7 @@ from components.inference.text_prompts import added_tokens, text_prompt
 from components.inference.text_protocol import TextCompletion, TextIncrement, TextRequest
 from components.inference.transformers.batch import Batch, PassInterrupted, Row
 from components.inference.transformers.kv_slots import heads_and_dim
-from components.inference.transformers.logit_changes import LogitEditor
+from components.inference.transformers.sampling import LogitEditor
 from components.inference.transformers.turns import Turns
 from components.models import attention, packed_weights, trained_weights
 from components.models.weights import load_model, load_tokenizer, pick_device

@@ -1,17 +1,176 @@
-"""Client of one vLLM server: sampling from token ids, adapters, sleep mode."""
+"""Client of one vLLM server: sampling from token ids, adapters, sleep mode.
+
+A streamed completion reports tokens with their log-probabilities as they are sampled. The client reads server-sent
+events in its own thread; increments are reported in the event loop of the request. The
+last event, with the finish reason, is not reported: its tokens come with the response, as from the embedded engine. A
+request that fails before its first increment is retried; one that fails later is an error, because another attempt may
+sample other tokens.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from components.bounded_reply import limits_with_tokens
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
-from components.inference.vllm.stream import Increments, Sampled, StreamedCompletion, completion_tokens
-from components.json_client import Client, RefusalCheck
-from components.json_reply import FailedAttempt, Reply
+from components.inference.growing_text import GrowingText, growing_response
+from components.inference.protocol import ChatRequest, Increment, TokenLogprobs
+from components.json_client import Client, RefusalCheck, fail_on_invalid_answer
+from components.json_reply import MAX_QUOTED, FailedAttempt, Reply
 from components.json_text import read_json
+from components.trajectories.chat import ChatFormat
+
+logger = logging.getLogger(__name__)
+
+
+_TOKEN_ID = "token_id:"
+"""Prefix of a token in a response to `return_tokens_as_token_ids`."""
+_IMPOSSIBLE = -9999.0
+"""Log-probability that vLLM writes for a token that cannot be sampled."""
+
+
+class Sampled(NamedTuple):
+    """Sampled tokens, their log-probabilities, and the most likely tokens at each of them if they were requested."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    likeliest: list[TokenLogprobs]
+
+
+class Increments:
+    """Increments of one response for the listener of its request. To be created in the event loop of the request.
+
+    prompt: tokens of the prompt.
+    """
+
+    def __init__(self, request: ChatRequest, prompt: list[int], chat: ChatFormat):
+        self.begun = False
+        self._request = request
+        self._prompt = prompt
+        self._loop = asyncio.get_running_loop()
+        self._growing: GrowingText | None = growing_response(chat, request)
+
+    def add(self, sampled: Sampled) -> None:
+        """Report sampled tokens, from any thread."""
+        self.begun = True
+        self._loop.call_soon_threadsafe(self._report, sampled)
+
+    def close(self) -> None:
+        """Report nothing any more."""
+        self._growing = None
+
+    def _report(self, sampled: Sampled) -> None:
+        if self._growing is None or self._request.listener is None:
+            return
+        try:
+            text = self._growing.extend(sampled.tokens)
+        except Exception:
+            logger.exception("a response cannot be streamed; it is sent when it is complete")
+            self.close()
+            return
+        prompt, policy = self._prompt, self._request.policy
+        tokens, logprobs, likeliest = sampled
+        self._request.listener(Increment(text, tokens, logprobs, prompt, policy, likeliest, self._growing.calls))
+
+
+class StreamedCompletion:
+    """Reader of one streamed completion (`components.json_client.StreamedBody`). body: request. policy: version, for
+    messages."""
+
+    def __init__(self, increments: Increments, body: dict[str, Any], policy: str):
+        self._increments = increments
+        self._body = body
+        self._policy = policy
+
+    @property
+    def begun(self) -> bool:
+        return self._increments.begun
+
+    async def consume(self, chunks: AsyncIterator[bytes]) -> tuple[int, bytes]:
+        """Return the completion as a response without streaming has it. Raises StalePolicy, ResourceError as
+        `completion_tokens`, and FailedAttempt for a stream that ends early."""
+        tokens: list[int] = []
+        logprobs: dict[str, list[Any]] = {"token_logprobs": [], "top_logprobs": []}
+        finished = False
+        async for event in events(chunks):
+            if "error" in event:
+                return _status_of(event), orjson.dumps(event)
+            if not event.get("choices"):
+                continue
+            new = completion_tokens(event, self._body, self._policy)
+            tokens += new.tokens
+            for name, values in logprobs.items():
+                values += (event["choices"][0].get("logprobs") or {}).get(name) or []
+            finished = finished or event["choices"][0].get("finish_reason") is not None
+            if new.tokens and not finished:
+                self._increments.add(new)
+        if not finished:
+            raise FailedAttempt("the stream ended before the response")
+        choice = {"token_ids": tokens, "logprobs": logprobs}
+        return 200, orjson.dumps({"model": self._body["model"], "choices": [choice]})
+
+
+async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """Yield the JSON objects of server-sent events. Raises FailedAttempt for data that are no JSON object."""
+    parts: list[bytes] = []
+    async for chunk in chunks:
+        parts.append(chunk)
+        if b"\n" not in chunk:
+            continue
+        *lines, unfinished = b"".join(parts).split(b"\n")
+        parts = [unfinished]
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if not line.startswith(b"data:") or data == b"[DONE]":
+                continue
+            try:
+                event = orjson.loads(data)
+            except ValueError:
+                event = None
+            if not isinstance(event, dict):
+                raise FailedAttempt(f"an event of the stream is no JSON object: {data[:MAX_QUOTED]!r}", empty=True)
+            yield event
+
+
+def completion_tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> Sampled:
+    """Return the tokens of a completion or of an event, as the request `body` demands. Raises FailedAttempt for an
+    invalid one, StalePolicy for one of another model, ResourceError for one without token ids."""
+    with fail_on_invalid_answer():
+        answered, choice = str(answer["model"]), answer["choices"][0]
+        sampled, logprob_data = choice.get("token_ids"), choice.get("logprobs")
+        if sampled is None or (logprob_data is None and sampled):
+            raise ResourceError("a server answers without token ids and log-probabilities; expected vLLM")
+        logprob_data = logprob_data or {"token_logprobs": [], "top_logprobs": []}
+        logprobs = [float(logprob) for logprob in logprob_data["token_logprobs"]]
+        tokens = [int(token) for token in sampled]
+        count = body["logprobs"]
+        likeliest = [_likeliest(entry, count) for entry in logprob_data["top_logprobs"]] if count else []
+    if answered != body["model"]:
+        raise StalePolicy(f"asked for policy {policy} ({body['model']}), and {answered} answered")
+    if len(tokens) != len(logprobs) or (count and len(tokens) != len(likeliest)):
+        raise FailedAttempt(f"{len(tokens)} tokens and {len(logprobs)} log-probabilities", empty=True)
+    return Sampled(tokens, logprobs, likeliest)
+
+
+def _likeliest(entry: dict[str, float], count: int) -> TokenLogprobs:
+    """Return the `count` most likely tokens of an entry, which also has the sampled one, without tokens that cannot be
+    sampled."""
+    known = [(int(token.removeprefix(_TOKEN_ID)), float(logprob)) for token, logprob in entry.items()]
+    known.sort(key=lambda token: -token[1])
+    return [(token, logprob) for token, logprob in known[:count] if logprob > _IMPOSSIBLE]
+
+
+def _status_of(event: dict[str, Any]) -> int:
+    """Return the HTTP status of an event with an error."""
+    code = event["error"].get("code") if isinstance(event["error"], dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
 class UnknownAdapter(Exception):

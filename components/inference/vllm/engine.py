@@ -9,6 +9,9 @@ in the server's model list and in every response, so that no other version respo
 adapters and reports an unknown model; the adapter is then loaded again. Adapters are not replaced under one name
 (`load_inplace`), because vLLM would then read the folder for each batch, and its prefix cache distinguishes adapters by
 name. They are not unloaded either: another engine of the run may use them, and vLLM evicts adapters itself.
+
+With several servers, a request goes to the one with the fewest requests in flight. The turns of a
+conversation go to the server of its last response, whose KV cache has their tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +30,8 @@ from typing import TYPE_CHECKING, Any
 from components.errors import ContextOverflow, EngineError, Problem, ResourceError, SpecError, StalePolicy
 from components.inference.conversations import Conversations, key_of, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.vllm.client import GrammarRefused, UnknownAdapter, VllmClient
+from components.inference.vllm.client import GrammarRefused, Increments, Sampled, UnknownAdapter, VllmClient
 from components.inference.vllm.forms import ServerForm, ServerForms
-from components.inference.vllm.routing import Router
-from components.inference.vllm.stream import Increments, Sampled
 from components.models import trained_weights
 from components.models.weights import declared_end, load_tokenizer
 from components.retry import ClientTimeouts
@@ -333,3 +336,54 @@ def continued(request: ChatRequest) -> str | None:
         if request.messages[turn]["role"] == "assistant":
             return key_of(request.messages[: turn + 1], request.tools)
     return None
+
+
+REMEMBERED = 65536
+"""Maximum number of conversations with a cached server."""
+UNAVAILABLE_SECONDS = 60.0
+"""Seconds during which a failed server gets no requests if other servers are available."""
+
+
+class Router:
+    """Assignment of requests to servers, by index."""
+
+    def __init__(self, count: int):
+        self.under_way = [0] * count
+        """Number of requests in flight per server."""
+        self._unavailable_until = [0.0] * count
+        self._places: OrderedDict[Hashable, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, conversation: Hashable = None) -> int:
+        """Return the server of a request, which is in flight until `release`. conversation: key of the conversation
+        that the request continues, or None."""
+        with self._lock:
+            now = time.monotonic()
+            available = [place for place, until in enumerate(self._unavailable_until) if until <= now]
+            cached = self._places.get(conversation)
+            place = cached if cached in available else None
+            if place is None:
+                candidates = available or range(len(self.under_way))
+                place = min(candidates, key=lambda candidate: (self.under_way[candidate], candidate))
+            self.under_way[place] += 1
+            return place
+
+    def release(self, place: int) -> None:
+        """End a request in flight."""
+        with self._lock:
+            self.under_way[place] -= 1
+
+    def record_response(self, conversation: Hashable, place: int) -> None:
+        """Record the server of a conversation's last response."""
+        with self._lock:
+            self._places[conversation] = place
+            self._places.move_to_end(conversation)
+            while len(self._places) > REMEMBERED:
+                self._places.popitem(last=False)
+
+    def failed(self, place: int) -> bool:
+        """Exclude a failed server for a while. Return True if another server is available."""
+        with self._lock:
+            now = time.monotonic()
+            self._unavailable_until[place] = now + UNAVAILABLE_SECONDS
+            return any(until <= now for until in self._unavailable_until)

@@ -19,7 +19,7 @@ from components.rewards.protocol import RewardResources
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec
 from components.specs.marks import SERVER
-from components.specs.provider import PriceSpec, check_extra
+from components.specs.served import PriceSpec, check_extra
 
 NON_KEY_FIELDS = {
     "price", "requests_per_minute", "tokens_per_minute", "timeout", "retry_for", "wait_for", "url", "key_variable",

@@ -1,7 +1,11 @@
-"""Form `preference`: a chosen and a rejected answer, each text or messages.
+"""Forms of several answers to a prompt.
 
-The prompt is a column of its own or implicit: the messages with which both conversations begin, the turns of a
-transcript (`Human: ... Assistant: ...`), or the text with which both texts begin, up to the last line break or space.
+    preference    a chosen and a rejected answer, each text or messages
+    ranking       answers from the best to the worst, or with their scores
+
+The prompt of `preference` is a column of its own or implicit: the messages with which both conversations begin, the
+turns of a transcript (`Human: ... Assistant: ...`), or the text with which both texts begin, up to the last line break
+or space.
 """
 
 from __future__ import annotations
@@ -13,7 +17,14 @@ from typing import Any
 from components.data.columns import RowColumns, parsed
 from components.data.examples import DataExample, RowProblem
 from components.data.forms.base import Form, Records, completion_messages, conversation, prompt_messages
-from components.data.forms.writing import labels, openai_messages, plain_or_messages, shared_length, single
+from components.data.forms.writing import (
+    labels,
+    openai_messages,
+    plain_or_messages,
+    prompt_length,
+    shared_length,
+    single,
+)
 from components.data.messages import context_only
 from components.trajectories.groups import have_spread
 from components.trajectories.schema import Message, Trajectory
@@ -21,7 +32,7 @@ from components.trajectories.schema import Message, Trajectory
 _SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
 
 
-def _read(columns: RowColumns) -> DataExample:
+def _read_preference(columns: RowColumns) -> DataExample:
     chosen, rejected = parsed(columns.need("chosen")), parsed(columns.need("rejected"))
     prompt = columns.get("prompt")
     better, worse = pair(prompt, chosen, rejected)
@@ -81,7 +92,7 @@ def _turns(text: str) -> list[Message]:
     ]
 
 
-def _write(group: Sequence[Trajectory]) -> Records:
+def _write_preference(group: Sequence[Trajectory]) -> Records:
     candidates = list(single(group))
     if not have_spread(trajectory.reward or 0.0 for trajectory, _ in candidates):
         return
@@ -98,15 +109,64 @@ def _write(group: Sequence[Trajectory]) -> Records:
     }
 
 
-FORM = Form(
+PREFERENCE = Form(
     "preference",
     "a chosen and a rejected answer, with a prompt or an implicit one",
     {"chosen": ("chosen",), "rejected": ("rejected",)},
-    _read,
-    _write,
+    _read_preference,
+    _write_preference,
     {
         "prompt": ("prompt", "question", "instruction"),
         "score_chosen": ("score_chosen",),
         "score_rejected": ("score_rejected",),
     },
+)
+
+
+def _read_ranking(columns: RowColumns) -> DataExample:
+    answers = columns.items("ranked")
+    if len(answers) < 2:
+        raise RowProblem("a ranked list needs at least two answers")
+    if columns.get("scores") is not None:
+        rewards = columns.numbers("scores")
+    else:
+        rewards = [1 - place / (len(answers) - 1) for place in range(len(answers))]
+    if len(rewards) != len(answers):
+        raise RowProblem(f"{len(rewards)} scores for {len(answers)} answers")
+    prompt = columns.need("prompt")
+    return DataExample(
+        [
+            conversation([*prompt_messages(prompt), *completion_messages(answer)], reward)
+            for answer, reward in zip(answers, rewards, strict=True)
+        ]
+    )
+
+
+def _write_ranking(group: Sequence[Trajectory]) -> Records:
+    """Yield one row of a scenario's episodes, best first. Episodes of equal rewards rank nothing: they give no row."""
+    episodes = sorted(single(group), key=lambda item: -(item[0].reward or 0.0))
+    rewards = [trajectory.reward or 0.0 for trajectory, _ in episodes]
+    if not have_spread(rewards):
+        return
+    best, messages = episodes[0]
+    cut = min(prompt_length(messages), *(shared_length(messages, other) for _, other in episodes[1:]))
+    ranked: list[Any] = [plain_or_messages(other[cut:], "assistant") for _, other in episodes]
+    yield {
+        **labels(best),
+        "prompt": plain_or_messages(messages[:cut], "user"),
+        "ranked": ranked,
+        "scores": rewards,
+    }
+
+
+RANKING = Form(
+    "ranking",
+    "a prompt and a list of answers, best first or with scores",
+    {
+        "prompt": ("prompt", "question", "instruction"),
+        "ranked": ("ranked", "ranking", "responses", "answers", "completions"),
+    },
+    _read_ranking,
+    _write_ranking,
+    {"scores": ("scores", "ratings")},
 )
