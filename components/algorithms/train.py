@@ -172,8 +172,6 @@ def _policy(request: PolicyTrainingRequest) -> Policy:
 
 def _prepared_critic(algorithm: AlgorithmSpec, policy: Policy, request: PolicyTrainingRequest) -> TrainedModule | None:
     """Shard the policy, set its reference and its penalty, and return a new critic if the algorithm has one."""
-    from components.algorithms.policy import sharded
-
     anchor, strategy = request.anchor, request.strategy
     if strategy != "ddp":
         if policy.adapter is None and (anchor is not None or algorithm.has_critic):
@@ -181,7 +179,7 @@ def _prepared_critic(algorithm: AlgorithmSpec, policy: Policy, request: PolicyTr
                 f"strategy {strategy}: {'ewc' if anchor is not None else algorithm.name} with model.lora=null cannot "
                 "be sharded; expected strategy ddp, or model.lora with a rank"
             )
-        sharded.shard(policy, strategy)
+        policy.shard(strategy)
     policy.checkpoint_layers(algorithm.gradient_checkpointing)
     policy.use_reference(policy.folder(request.reference) if request.reference else None)
     critic = algorithm.critic(policy)

@@ -1,11 +1,11 @@
 """Artifacts (the outputs of stages), their keys, and the store that holds them."""
 
+from components.artifacts.files import store_uri
 from components.artifacts.keys import stage_key
 from components.artifacts.locks import lock_file
 from components.artifacts.manifest import MANIFEST, MANIFEST_VERSION, Artifact, parse_manifest, read_artifact
 from components.artifacts.store import Draft, Store, sync_tree
 from components.artifacts.times import Times
-from components.artifacts.uri import store_uri
 
 __all__ = [
     "MANIFEST",

@@ -10,8 +10,8 @@ before the write. Other filesystems may check before both; then two machines tha
 work, which costs time and nothing else, since everything read is verified.
 
 A folder mounted by several machines is a store as well (`SharedFolder`). Others may write there, so links below it are
-never followed: a planted link would redirect our writes. Objects
-are written to a temporary name and renamed, so that no reader sees part of one.
+never followed: a planted link would redirect our writes. Objects are written to a temporary name and renamed, so that
+no reader sees part of one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import errno
 import importlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -309,3 +310,31 @@ class SharedFolder:
 
     def _name(self, path: str) -> str:
         return path.removeprefix(f"{self._uri}/")
+
+
+PROTOCOL_ALIASES = {"s3a": "s3", "gcs": "gs", "local": "file"}
+"""Protocol aliases and their canonical names."""
+
+
+def store_uri(text: str) -> str:
+    """Return the URI in canonical form, without a trailing slash.
+
+    Raises ValueError, whose message says what was expected, for anything but PROTOCOL://PLACE with a protocol that
+    fsspec supports. Credentials (user and password, or a query) are rejected.
+    """
+    import fsspec
+
+    match = re.fullmatch(r"([a-z][a-z0-9+.-]*)://([^\s/?#]*)(/[^\s?#]*)?", text)
+    if match is None:
+        raise ValueError("a URI such as s3://BUCKET/PREFIX, without a query")
+    protocol, place, path = match.groups()
+    protocol = PROTOCOL_ALIASES.get(protocol, protocol)
+    if "@" in place:
+        raise ValueError("a URI without user and password: credentials come from the environment")
+    if protocol not in fsspec.available_protocols():
+        raise ValueError(f"a URI such as s3://BUCKET/PREFIX; fsspec does not support the protocol {protocol}")
+    if protocol == "file" and (place or not path):
+        raise ValueError("an absolute path after file://, as in file:///srv/artifacts")
+    if not place and not path:
+        raise ValueError("a URI such as s3://BUCKET/PREFIX")
+    return f"{protocol}://{place}{path or ''}".rstrip("/")

@@ -20,12 +20,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from components.artifacts.files import RemoteFiles
+from components.artifacts.files import RemoteFiles, store_uri
 from components.artifacts.folders import Folder
 from components.artifacts.leases import lease
 from components.artifacts.manifest import MANIFEST, Artifact, matches, parse_manifest
 from components.artifacts.times import Times
-from components.artifacts.uri import store_uri
 from components.errors import ArtifactDamaged, Problem, ResourceError, SpecError
 from components.redaction import mask_text
 

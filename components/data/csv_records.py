@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from components.data.files import DataFile, reading
-from components.data.limits import ROW_BYTES, ROW_VALUES, RowTooLarge, too_large
-from components.data.rows import BrokenRow, DataRow, OnBroken
+from components.data.rows import ROW_BYTES, ROW_VALUES, BrokenRow, DataRow, OnBroken, RowTooLarge, too_large
 from components.errors import ResourceError
 
 _UNDECODED = re.compile("[\udc80-\udcff]")

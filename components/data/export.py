@@ -24,8 +24,6 @@ from components.trajectories.schema import Trajectory
 from components.trajectories.store import write_trajectories
 
 PARQUET = "parquet"
-EXPORTED = [*(name for name, form in FORMS.items() if form.write is not None), PARQUET]
-"""Forms of an export."""
 CARD = "README.md"
 
 

@@ -25,11 +25,17 @@ from components.data.fingerprints import MOST_FINGERPRINTS, Fingerprints, Simila
 from components.data.forms import FORMS, score_form
 from components.data.forms.answers import LABEL_COLUMNS, LABELS
 from components.data.import_report import ImportReport, check_message
-from components.data.row_checks import Problems, check_example, check_repeated, check_tokens, prompt_fingerprint
+from components.data.row_checks import (
+    Problems,
+    TokenChecks,
+    check_example,
+    check_repeated,
+    check_tokens,
+    prompt_fingerprint,
+)
 from components.data.rows import BrokenRow, DataRow
 from components.data.sources import rows
 from components.data.spec import DataSpec, SourceSpec
-from components.data.tokens import TokenChecks
 from components.errors import Problem, SpecError
 from components.specs import nearest
 from components.trajectories.store import scored_writer

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from components.data.files import DataFile, reading
-from components.data.limits import ROW_BYTES, ROW_VALUES, too_large
-from components.data.rows import BrokenRow, DataRow, OnBroken
+from components.data.rows import ROW_BYTES, ROW_VALUES, BrokenRow, DataRow, OnBroken, too_large
 from components.strict_json import count_values
 
 DETECTED_FROM = 4 << 20

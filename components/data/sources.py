@@ -1,4 +1,4 @@
-"""Rows of a source, as a stream: one row in memory at a time, or one batch of a table, within `components.data.limits`.
+"""Rows of a source, as a stream: one row in memory at a time, or one batch of a table, within `components.data.rows`.
 
     rows(SourceSpec(path="train.jsonl"))               raises ResourceError at the first broken row
     rows(SourceSpec(path="train.jsonl"), on_broken)    passes broken rows to `on_broken` and continues
@@ -19,8 +19,7 @@ from typing import Any
 from components.data.csv_records import csv_rows
 from components.data.files import DataFile, data_files, digest, reading
 from components.data.json_rows import InvalidJSON, holds_lines, json_rows, line_rows, not_an_object
-from components.data.limits import RowTooLarge
-from components.data.rows import BrokenRow, DataRow, OnBroken
+from components.data.rows import BrokenRow, DataRow, OnBroken, RowTooLarge
 from components.data.spec import SourceSpec
 from components.data.tables import Tables, json_data
 from components.errors import ResourceError

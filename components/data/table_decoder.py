@@ -4,7 +4,7 @@ A file of 900 bytes can hold gigabytes: a page states its size and compresses 1,
 stored once. No check of the metadata bounds that, because the statements of a file need not be true. The process
 therefore limits its own memory, and measures the rows that it has decoded before it passes them on.
 
-Rows are passed on as record batches within the limits of a row (`components.data.limits`), in files of Arrow's IPC
+Rows are passed on as record batches within the limits of a row (`components.data.rows`), in files of Arrow's IPC
 format. They have plain types: dictionaries, views and extensions are resolved, so their size is that of their values.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from components.data.limits import DECODING_MEMORY, ROW_BYTES, ROW_VALUES, too_large
+from components.data.rows import DECODING_MEMORY, ROW_BYTES, ROW_VALUES, too_large
 
 _READ = 1 << 20
 """Bytes that are read from a Parquet file at a time, for each column."""

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from components.data.files import DataFile, reading
-from components.data.limits import DECODING_MEMORY
-from components.data.rows import BrokenRow, DataRow, OnBroken
+from components.data.rows import DECODING_MEMORY, BrokenRow, DataRow, OnBroken
 from components.errors import ResourceError
 from components.json_process import (
     JsonProcess,

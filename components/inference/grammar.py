@@ -22,8 +22,7 @@ from typing import Any
 
 from components.errors import EngineBusy, EngineError, Problem, SpecError
 from components.inference.finite_numbers import with_finite_numbers
-from components.inference.grammar_compiler import TrialAbandoned, Vocabulary, compile_in_child, new_matcher
-from components.inference.grammar_matcher import Matcher
+from components.inference.grammar_compiler import Matcher, TrialAbandoned, Vocabulary, compile_in_child, new_matcher
 from components.inference.grammar_text import (
     compact,
     json_text,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from components.inference.protocol import BASE_POLICY, Increment, Sampling, TokenLogprobs
 from components.inference.response_form import NO_CHANGE, LogitChange
@@ -66,11 +65,3 @@ class TextCompletion:
     """Most likely tokens at each prompt token but the first, under the model's distribution."""
     added_tokens: int = 0
     """Number of leading prompt tokens that the tokenizer added to the text."""
-
-
-class TextEngine(Protocol):
-    """An engine that completes text."""
-
-    async def complete(self, request: TextRequest) -> TextCompletion:
-        """Return the completion of a prompt. Concurrent calls are batched. Raises EngineError and its subclasses."""
-        ...

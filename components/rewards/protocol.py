@@ -86,20 +86,6 @@ class AskingReward(ModelReward, Protocol):
 
 
 @runtime_checkable
-class SettledReward(Protocol):
-    """Reward whose scores depend on earlier ones, in the order of the collection. The result of `score_group` is stored
-    unsettled. Then it is settled group by group, including the stored scores of an interrupted run."""
-
-    settles: bool
-    """True if this reward needs settling."""
-
-    def settling(self) -> Callable[[Sequence[Trajectory], Sequence[Score]], list[Score]]:
-        """Return a settling function with fresh statistics: it maps a group and its `score_group` result to final
-        scores."""
-        ...
-
-
-@runtime_checkable
 class ReadingReward(Protocol):
     """Reward that reads fields of the episode, such as the expected answer."""
 

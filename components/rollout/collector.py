@@ -39,7 +39,7 @@ from components.retry import Backoff
 from components.rollout import formats
 from components.rollout.agent import AgentLoop, as_messages, as_step, ask
 from components.rollout.formats import Presentation
-from components.rollout.listener import EpisodeListener, KeepingListener
+from components.rollout.listener import EpisodeListener
 from components.rollout.observations import cleaned
 from components.rollout.players.player import Player
 from components.rollout.players.role_solver import demonstrate_roles
@@ -113,23 +113,6 @@ def _mixed(kinds: Mapping[tuple[str, int], Sequence[int]], rng: random.Random) -
         rng.shuffle(members)
         placed += [((place + offset) / len(members), index) for place, index in enumerate(members)]
     return [index for _, index in sorted(placed, key=lambda pair: pair[0])]
-
-
-def run_episodes(
-    engine: Engine,
-    environments: EnvironmentPool | Callable[[], Environment],
-    requests: Sequence[EpisodeRequest],
-    limits: EpisodeLimits,
-    *,
-    player: Player | None = None,
-    finished: Mapping[str, Trajectory] | None = None,
-    listener: EpisodeListener | None = None,
-) -> list[Trajectory]:
-    """Play all episodes and return their trajectories, in the order of `play_episodes`, and with its arguments."""
-    held = dict(finished or {})
-    keeping = KeepingListener(held, listener or EpisodeListener())
-    names = play_episodes(engine, environments, requests, limits, player=player, finished=finished, listener=keeping)
-    return [held[name] for name in names]
 
 
 def play_episodes(

@@ -19,21 +19,3 @@ class EpisodeListener:
 
     def retry(self, error: EnvironmentUnavailable) -> None:
         """Receive the cause of a retry."""
-
-
-class KeepingListener(EpisodeListener):
-    """Listener that also holds the trajectories, by id."""
-
-    def __init__(self, held: dict[str, Trajectory], listener: EpisodeListener):
-        self._held = held
-        self._listener = listener
-
-    def begin(self, name: str, engine: Engine) -> Engine:
-        return self._listener.begin(name, engine)
-
-    def end(self, trajectory: Trajectory, seconds: float) -> None:
-        self._held[trajectory.id] = trajectory
-        self._listener.end(trajectory, seconds)
-
-    def retry(self, error: EnvironmentUnavailable) -> None:
-        self._listener.retry(error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from components.artifacts.uri import store_uri
+from components.artifacts.files import store_uri
 from components.errors import Problem, SpecError
 from components.specs.access import accesses
 from flows.history.records import RunRecord

@@ -17,7 +17,7 @@ from flows.stages.base import PROGRESS_SECONDS, Context, Inputs, Sharding, Stage
 from flows.stages.selections import counted, reasons
 
 if TYPE_CHECKING:
-    from components.data.tokens import TokenChecks
+    from components.data.row_checks import TokenChecks
 
 
 class ImportStage(StageSpec):
@@ -80,7 +80,7 @@ def _refuse_change(spec: ImportStage) -> None:
 
 
 def _tokens(spec: ImportStage, context: Context) -> TokenChecks:
-    from components.data.tokens import TokenChecks
+    from components.data.row_checks import TokenChecks
     from components.models.weights import load_tokenizer, prepare
     from components.trajectories.chat import ChatFormat
 

@@ -21,7 +21,7 @@ from components.errors import JudgeError, Problem, SpecError
 from components.inference.protocol import ModelEngine
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
-from components.rewards.composition.moments import Moments
+from components.rewards.composition.normalised import Moments
 from components.rewards.llm.spec import asks_policy
 from components.rewards.protocol import AskingReward, GroupReward, ModelReward, Reward, RewardResources
 from components.rewards.spec import JudgeSpec, LearnedSpec

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.algorithms.policy_gradient.advantages import advantages, group_advantages
+from components.algorithms.policy_gradient.advantages import advantages
 from components.algorithms.policy_gradient.returns import discounted_sums, overlong, subtract_kl, turn_rewards
 from components.algorithms.policy_gradient.trainer import scaling_metrics
 from tests.algorithms.builders import make_history, make_trajectory
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
 SIZES = [0.0, 5e-324, 1e-300, 1e-12, 1.0, 12345.678, 1e12, 1e300, 1.7e308]
+
+
+def group_advantages(rewards_G: Sequence[float], *, scale: bool) -> list[float]:
+    """Return the (G,) GRPO advantages of the (G,) rewards of one group, or those of Dr. GRPO if `scale` is False."""
+    returns = [[reward] for reward in rewards_G]
+    return list(chain(*advantages([returns], baseline="group", scale="group" if scale else "none")[0]))
 
 
 def test_a_group_by_hand():

@@ -155,7 +155,7 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
         lora = MODEL.lora if kind in ("whole", "sharded") else None
         policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}))
         if kind not in ALONE:
-            sharded.shard(policy, "zero2" if kind.endswith("zero2") else "fsdp")
+            policy.shard("zero2" if kind.endswith("zero2") else "fsdp")
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
         with tempfile.TemporaryDirectory() as scratch_name:
             if (critic := spec.critic(policy)) is not None:

@@ -21,9 +21,8 @@ from components.algorithms.policy import logits, packing, reference_logprobs
 from components.algorithms.policy_gradient import losses, training_data
 from components.algorithms.policy_gradient.returns import token_rewards
 from components.algorithms.policy_gradient.spec import GRPOSpec
-from components.algorithms.ppo.critic import ADAPTER, ValueCritic
+from components.algorithms.ppo.critic import ADAPTER, ReturnStatistics, ValueCritic
 from components.algorithms.ppo.gae import gae
-from components.algorithms.ppo.return_statistics import ReturnStatistics
 from components.algorithms.ppo.spec import PPOSpec
 from components.algorithms.ppo.trainer import adapted, prepare, train_ppo
 from components.errors import ArtifactError, TrainingDiverged

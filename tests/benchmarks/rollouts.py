@@ -148,10 +148,10 @@ def ours(url: str) -> Play:
     from components.environments.protocol import Step
     from components.inference.engines.remote import RemoteEngine, RemoteSpec
     from components.inference.protocol import Sampling
-    from components.rollout.collector import run_episodes
     from components.rollout.request import episode_requests
     from components.rollout.spec import EpisodeLimits
     from components.trajectories.schema import Scenario
+    from tests.rollout.worlds import run_episodes
 
     class Parcels:
         def scenarios(self, split: str) -> list[Any]:

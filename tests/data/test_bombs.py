@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.data.limits import ROW_BYTES
-from components.data.rows import BrokenRow
+from components.data.rows import ROW_BYTES, BrokenRow
 from components.data.sources import rows
 from components.data.spec import SourceSpec
 from components.json_process import safe_environment

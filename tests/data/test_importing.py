@@ -18,8 +18,8 @@ from components.data.fingerprints import Fingerprints, SimilarTexts, fingerprint
 from components.data.form_resolution import resolve_form
 from components.data.import_report import CHECKS, ImportReport
 from components.data.importing import DataImport
+from components.data.row_checks import TokenChecks
 from components.data.spec import DataSpec
-from components.data.tokens import TokenChecks
 from components.errors import SpecError
 from components.models.spec import ModelSpec
 from components.models.weights import load_tokenizer, prepare

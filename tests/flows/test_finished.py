@@ -8,7 +8,7 @@ import pytest
 
 from components.environments.games.tictactoe import TicTacToe
 from components.inference.protocol import Sampling
-from components.rollout.collector import play_episodes, run_episodes
+from components.rollout.collector import play_episodes
 from components.rollout.listener import EpisodeListener
 from components.rollout.players.player import Player
 from components.rollout.random_agent import RandomAgent, RandomEngine
@@ -19,6 +19,7 @@ from components.trajectories.store import write_trajectories
 from flows.stages import finished, shards
 from flows.stages.episode_figures import figures
 from flows.stages.finished import FinishedEpisodes
+from tests.rollout.worlds import run_episodes
 from tests.trajectories.builders import episode
 
 

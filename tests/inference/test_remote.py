@@ -19,12 +19,12 @@ from components.inference.app import AppOptions
 from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.server import ModelServer
-from components.rollout.collector import run_episodes
 from components.rollout.request import episode_requests
 from components.rollout.spec import EpisodeLimits
 from components.specs import validate
 from tests.inference.faulty import EMPTY, Line, answer, completion, cut, status
 from tests.inference.test_server import WEATHER, EchoEngine
+from tests.rollout.worlds import run_episodes
 
 GOOD = completion({"content": "yes"}, token_ids=[7, 8], logprobs={"content": [{"logprob": -0.5}, {"logprob": -1.0}]})
 GOOD = json.dumps({**json.loads(GOOD), "prompt_token_ids": [1, 2], "model": "shop"})

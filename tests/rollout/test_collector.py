@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from components.environments.protocol import Step
 from components.errors import EngineError, ResourceError, SpecError, TooManyFailures, WaitTimeout
 from components.rollout import collector, pool
-from components.rollout.collector import choose_further, choose_scenarios, demonstrate, run_episodes
+from components.rollout.collector import choose_further, choose_scenarios, demonstrate
 from components.rollout.formats import Presentation
-from components.rollout.spec import EpisodeLimits
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, play, scenarios
 
@@ -406,7 +405,7 @@ def test_more_scenarios_than_there_are():
 
 
 def test_run_episodes_takes_no_jobs():
-    assert run_episodes(Parrot(), Echo, [], EpisodeLimits()) == []
+    assert collect(Parrot(), Echo, []) == []
 
 
 @pytest.mark.parametrize("fails", [False, True])

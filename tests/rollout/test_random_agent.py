@@ -23,12 +23,12 @@ from components.environments.worlds.calculator import Calculator
 from components.environments.worlds.shop import Shop
 from components.errors import SpecError
 from components.inference.protocol import ChatRequest, Sampling
-from components.rollout.collector import run_episodes
 from components.rollout.players.player import Player
 from components.rollout.random_agent import RandomAgent, RandomEngine, check_random
 from components.rollout.request import episode_requests
 from components.rollout.spec import EpisodeLimits
 from tests.flows.free_text import FreeText
+from tests.rollout.worlds import run_episodes
 
 GAMES = [TicTacToe, Game2048, Maze, Guess, Wordle, Deduction, TextCraft]
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from components.environments.protocol import Step
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Sampling
+from components.environments.protocol import Environment, Step
+from components.errors import EnvironmentUnavailable
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Engine, Sampling
 from components.rollout.agent import AgentLoop
-from components.rollout.collector import run_episodes
+from components.rollout.collector import play_episodes
 from components.rollout.formats import Presentation
 from components.rollout.listener import EpisodeListener
+from components.rollout.players.player import Player
+from components.rollout.pool import EnvironmentPool
 from components.rollout.request import EpisodeRequest, episode_requests
 from components.rollout.spec import EpisodeLimits
 from components.trajectories.schema import Scenario, Trajectory
@@ -136,6 +139,41 @@ class Listener(EpisodeListener):
     def retry(self, error):
         if self.on_retry:
             self.on_retry(error)
+
+
+class KeepingListener(EpisodeListener):
+    """Listener that also holds the trajectories, by id."""
+
+    def __init__(self, held: dict[str, Trajectory], listener: EpisodeListener):
+        self._held = held
+        self._listener = listener
+
+    def begin(self, name: str, engine: Engine) -> Engine:
+        return self._listener.begin(name, engine)
+
+    def end(self, trajectory: Trajectory, seconds: float) -> None:
+        self._held[trajectory.id] = trajectory
+        self._listener.end(trajectory, seconds)
+
+    def retry(self, error: EnvironmentUnavailable) -> None:
+        self._listener.retry(error)
+
+
+def run_episodes(
+    engine: Engine,
+    environments: EnvironmentPool | Callable[[], Environment],
+    requests: Sequence[EpisodeRequest],
+    limits: EpisodeLimits,
+    *,
+    player: Player | None = None,
+    finished: Mapping[str, Trajectory] | None = None,
+    listener: EpisodeListener | None = None,
+) -> list[Trajectory]:
+    """Play all episodes and return their trajectories, in the order of `play_episodes`, and with its arguments."""
+    held = dict(finished or {})
+    keeping = KeepingListener(held, listener or EpisodeListener())
+    names = play_episodes(engine, environments, requests, limits, player=player, finished=finished, listener=keeping)
+    return [held[name] for name in names]
 
 
 REQUEST = ("sampling", "max_turns", "seed", "temperature_step")

@@ -50,7 +50,7 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class Penalty:
+class QuadraticPenalty:
     """Quadratic penalty that pulls the parameters of a policy towards an anchor."""
 
     coefficient: float
@@ -70,7 +70,7 @@ class Penalty:
         return total
 
 
-def penalty(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_tokens: int, seed: int) -> Penalty:
+def penalty(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_tokens: int, seed: int) -> QuadraticPenalty:
     """Return the penalty with the Fisher information measured at the anchor. The policy's weights are restored
     afterwards."""
     current = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
@@ -80,7 +80,7 @@ def penalty(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_tokens: int,
     with torch.no_grad():
         for name, parameter in policy.parameters.items():
             parameter.copy_(current[name])
-    return Penalty(anchor.spec.coefficient, fisher, anchor_parameters)
+    return QuadraticPenalty(anchor.spec.coefficient, fisher, anchor_parameters)
 
 
 def fisher_information(policy: Policy, anchor: Anchor, base_dir: Path, *, pack_tokens: int, seed: int) -> Tensors:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -28,8 +28,6 @@ from components.models.distribution import Cut
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from components.algorithms.policy.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +44,20 @@ UNKNOWN_ROUNDING = 0.05
 """Assumed mean difference from float32 where it cannot be computed, nats per token."""
 
 
-def choose(policy: Policy, max_length: int) -> tuple[LayoutFunction, LogitTransform | None]:
+class PackedPolicy(Protocol):
+    """Policy whose layout of packs is chosen here."""
+
+    model: Any
+    device: torch.device
+    _layout: LayoutFunction
+    _logit_transform: LogitTransform | None
+
+    def logprobs(self, pack: Pack, cut: Cut) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the log-probabilities of the sampled tokens of a pack, and the entropies."""
+        ...
+
+
+def choose(policy: PackedPolicy, max_length: int) -> tuple[LayoutFunction, LogitTransform | None]:
     """Return the layout of packs for a policy's model, which has no adapter yet, and the transform of the head's
     logits; None if no known transform reproduces the model's logits. Raises ResourceError if not even padded rows are
     exact."""
@@ -72,7 +83,7 @@ def choose(policy: Policy, max_length: int) -> tuple[LayoutFunction, LogitTransf
     return policy._layout, _logit_transform(policy, sequences)
 
 
-def _logit_transform(policy: Policy, sequences: Sequence[TokenSequence]) -> LogitTransform | None:
+def _logit_transform(policy: PackedPolicy, sequences: Sequence[TokenSequence]) -> LogitTransform | None:
     """Return the first candidate transform that reproduces the model's logits from the head's, each within one
     rounding. Return None if no candidate does, or if the head reads something other than the last hidden states."""
     model, states, head_calls = policy.model, [], []
@@ -221,7 +232,7 @@ def _packed(sequences: Sequence[TokenSequence]) -> Pack:
 
 
 def _difference(
-    policy: Policy, sequences: Sequence[TokenSequence], alone_S: torch.Tensor, tolerance: float
+    policy: PackedPolicy, sequences: Sequence[TokenSequence], alone_S: torch.Tensor, tolerance: float
 ) -> str | None:
     """Return the problem if packed and separate log-probabilities of the probe differ by more than rounding, else
     None."""

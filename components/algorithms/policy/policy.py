@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from components.algorithms.loop.loss_scale import LossScale
-from components.algorithms.policy import exactness
+from components.algorithms.policy import exactness, sharded
 from components.algorithms.policy import pack_layout as layouts
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
@@ -24,17 +25,23 @@ from components.algorithms.policy.logits import LogitHead, identity
 from components.algorithms.policy.pack_layout import Layout
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.role_adapters import RoleAdapters
+from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models import distribution
 from components.models.distribution import Cut
 from components.models.spec import ModelSpec
 from components.models.weights import load_model, pick_device
 
-if TYPE_CHECKING:
-    from components.algorithms.continual.ewc import Penalty
-
 LOGIT_ROWS = 512
 """Largest number of positions whose logits are in memory at a time."""
+
+
+class Penalty(Protocol):
+    """Penalty on the parameters that is added to the loss."""
+
+    def add_gradient(self, parameters: dict[str, torch.nn.Parameter]) -> float:
+        """Add the penalty's gradient to that of the parameters. Return the penalty."""
+        ...
 
 
 class Policy:
@@ -84,15 +91,19 @@ class Policy:
     is_sharded = False
     """True if the trained weights are sharded over several processes (`sharded`)."""
 
-    def use_shards(self, reshard: Callable[..., None]) -> None:
-        """Switch to sharded weights. reshard: `sharded.reshard` of this policy."""
-        assert isinstance(self._learned, FullFinetuning), "adapters are replicated, not sharded"
+    def shard(self, strategy: Strategy) -> None:
+        """Shard the weights over the processes. Raises ResourceError for weights that cannot be sharded."""
+        if not isinstance(self._learned, FullFinetuning):
+            sharded.shard(self.base, self.spec, self.parameters.values(), strategy)
+            return
+        sharded.shard(self.base, self.spec, None, strategy)
         self.is_sharded = True
-        self.reshard = reshard  # type: ignore[method-assign]
-        self._learned.use_shards(reshard)
+        self._learned.use_shards(partial(sharded.reshard, self.base))
 
     def reshard(self) -> None:
         """Discard what was computed from the trained weights, after these have changed."""
+        if self.is_sharded:
+            sharded.reshard(self.base)
 
     def gather(self) -> dict[str, torch.Tensor] | None:
         """Return the tensors that `save` writes, gathered from all processes, which must all call this; None if each

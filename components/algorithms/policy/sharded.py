@@ -14,10 +14,9 @@ A sharded tensor is a DTensor; for any other tensor the functions here do what a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -25,51 +24,49 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from components.compute.spec import Strategy
 from components.errors import ResourceError
+from components.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from components.algorithms.policy.policy import Policy
 
-
-def shard(policy: Policy, strategy: Strategy = "fsdp") -> None:
-    """Shard the weights of the model over the processes, layer by layer. Raises ResourceError for weights that cannot
-    be sharded: four-bit weights, and trained weights in a dtype other than float32."""
+def shard(base: Any, spec: ModelSpec, replicated: Collection[torch.nn.Parameter] | None, strategy: Strategy) -> None:
+    """Shard the weights of a model over the processes, layer by layer. replicated: parameters of the adapter, which are
+    trained and not sharded; None if all weights are trained. Raises ResourceError for weights that cannot be sharded:
+    four-bit weights, and trained weights in a dtype other than float32."""
     from torch.distributed.fsdp import fully_shard
 
-    spec = policy.spec
     if spec.quantization != "none":
         raise ResourceError(
             f"strategy {strategy}: model.quantization={spec.quantization}; expected none, or strategy ddp"
         )
-    if policy.adapter is None and spec.dtype != "float32":
+    if replicated is None and spec.dtype != "float32":
         raise ResourceError(
             f"strategy {strategy}: model.lora=null and model.dtype={spec.dtype}: gradients of many packs would be "
             "rounded after each addition; expected model.dtype=float32, model.lora with a rank, or strategy ddp"
         )
-    learning = set(policy.parameters.values()) if policy.adapter is not None else set()
-    decoder = policy.base.base_model
+    ignored = set(replicated or ())
+    decoder = base.base_model
     for layer in decoder.layers:
-        fully_shard(layer, ignored_params=learning, reshard_after_forward=strategy == "fsdp")
-    if policy.adapter is None:
+        fully_shard(layer, ignored_params=ignored, reshard_after_forward=strategy == "fsdp")
+    if replicated is None:
         # The head computes after the decoder and may be tied to the embedding, so it joins the decoder's group.
-        decoder.add_module("head", policy.base.get_output_embeddings())
-    fully_shard(decoder, ignored_params=learning)
-    if policy.adapter is None:
+        decoder.add_module("head", base.get_output_embeddings())
+    fully_shard(decoder, ignored_params=ignored)
+    if replicated is None:
         del decoder.head
-        for module in _modules(policy.base):
+        for module in _modules(base):
             module.set_gradient_divide_factor(1.0)  # sum, not mean: token weights refer to the whole batch
             module.set_force_sum_reduction_for_comms(True)  # gloo supports sums only
-        policy.use_shards(partial(reshard, policy))
 
 
-def reshard(policy: Policy, *, again: bool = False) -> None:
+def reshard(base: Any, *, again: bool = False) -> None:
     """Reshard the weights that a forward pass has gathered, because they are outdated after a step or a load. again:
     gather the head's weights again, which the backward pass expects where the forward pass left them."""
-    for module in _modules(policy.base):
+    for module in _modules(base):
         module.reshard()
     if again:
-        policy.base.base_model.unshard()
+        base.base_model.unshard()
 
 
 def _modules(model: torch.nn.Module) -> Iterator[FSDPModule]:

@@ -79,12 +79,6 @@ def advantages(
     return result
 
 
-def group_advantages(rewards_G: Sequence[float], *, scale: bool) -> list[float]:
-    """Return the (G,) GRPO advantages of the (G,) rewards of one group, or those of Dr. GRPO if `scale` is False."""
-    returns = [[reward] for reward in rewards_G]
-    return list(chain(*advantages([returns], baseline="group", scale="group" if scale else "none")[0]))
-
-
 def _pairs(
     episodes: Iterable[Sequence[float]], cells: Iterable[Sequence[Hashable]]
 ) -> Iterator[tuple[Hashable, float]]:

@@ -22,8 +22,8 @@ from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import advantages, returns
 from components.algorithms.policy_gradient.gradient_steps import Group
 from components.algorithms.policy_gradient.training_data import Learning
+from components.algorithms.ppo.critic import ReturnStatistics
 from components.algorithms.ppo.gae import gae
-from components.algorithms.ppo.return_statistics import ReturnStatistics
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Trajectory
 

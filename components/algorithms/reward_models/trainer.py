@@ -20,7 +20,6 @@ from components.algorithms.loop.epochs import GuardedStep, examples_by_step, tak
 from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.loop.resume import UnfinishedTraining
-from components.algorithms.policy import sharded
 from components.algorithms.request import RewardTrainingRequest
 from components.algorithms.reward_models.card import CARD, Card, RewardHead, check_base, read_card, write_card
 from components.algorithms.reward_models.examples import Example, Pair, ScenarioSplit, gather
@@ -61,7 +60,7 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
                 f"strategy {strategy}: full fine-tuning of a reward model cannot be sharded; expected strategy ddp, or "
                 "model.lora with a rank"
             )
-        sharded.shard(policy, strategy)
+        policy.shard(strategy)
     policy.checkpoint_layers(spec.gradient_checkpointing)
     names = list(policy.parameters)
     optimizer = adamw(spec, [list(policy.parameters.values())])

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from components.errors import EngineError, PromptRefused
-from components.inference.grammar_matcher import Matcher
+from components.inference.grammar_compiler import Matcher
 from components.inference.growing_text import GrowingText
 from components.inference.protocol import ChatRequest, TokenLogprobs
 from components.inference.response_form import parameter_of

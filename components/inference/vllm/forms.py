@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from components.errors import EngineError, Problem, SpecError
 from components.inference.grammar import Grammars
-from components.inference.grammar_matcher import Matcher
+from components.inference.grammar_compiler import Matcher
 from components.inference.grammar_text import with_end
 from components.inference.protocol import ChatRequest
 from components.inference.response_form import parameter_of

@@ -13,6 +13,7 @@ same ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -20,9 +21,29 @@ from pydantic import Field
 
 from components.errors import Problem, SpecError
 from components.rewards.composition.composed import Composed, CompositionResult, Parts
-from components.rewards.composition.moments import Moments
 from components.specs.registered import registered
 from components.trajectories.schema import Failure, Trajectory
+
+
+class Moments:
+    """Running moments; without values, both are 0."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0
+
+    def add(self, value: float) -> None:
+        """Update the moments with a value."""
+        self.count += 1
+        difference = value - self.mean
+        self.mean += difference / self.count
+        self._squares += difference * (value - self.mean)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the population; 0 for a single value."""
+        return math.sqrt(self._squares / self.count) if self.count else 0.0
 
 
 @registered("reward.normalised")
