@@ -13,40 +13,25 @@ which a run begins with certify=true.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import CertificateFailed, EspalierError
-from flows.terminal.arguments import refuse_root_option
-from flows.terminal.console import printable_lines
-from flows.terminal.exit_codes import print_error
+from components.errors import CertificateFailed
+from flows.evaluation.checks_command import CheckedSubject, ChecksCommand, Count
 from flows.terminal.interrupt import leave
-from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
     from flows.experiment.spec import ExperimentSpec
 
-FOLDER = "certify"
 
-
-def certify(
-    spec: ExperimentSpec,
-    *,
-    scenarios: int = 4,
-    samples: int = 1,
-    overrides: Sequence[str] = (),
-    html: Path | None = None,
-) -> dict[str, Any]:
-    """Certify model and engine of an experiment and write the page. Return the result as JSON data. Raises SpecError,
-    ResourceError, and errors of environment and engine."""
+def certify(spec: ExperimentSpec, counts: Mapping[str, int], overrides: Sequence[str]) -> CheckedSubject:
+    """Certify model and engine of an experiment. Raises SpecError, ResourceError, and errors of environment and
+    engine."""
     from components.evaluation.certificate_page import CertificateCheck, render
     from components.json_text import read_json
     from components.models.weights import check_weights
@@ -56,14 +41,12 @@ def certify(
     from flows.stages.base import Context
     from flows.stages.certify import FILE
     from flows.stages.execute import run_stage
-    from flows.terminal.console import Console, duration, hush, logging_to
+    from flows.terminal.console import Console, duration, logging_to
     from flows.terminal.interrupt import Interruption
 
     check_keys(spec)
-    hush()
     with ExitStack() as stack:
         stack.enter_context(Interruption())
-        stack.enter_context(redirect_stdout(sys.stderr))  # stdout carries the result only
         root = Path(spec.root)
         context = Context.created(root, spec.store, lock_timeout=spec.compute.lock_timeout)
         context.store.check()
@@ -73,7 +56,7 @@ def certify(
         console = Console()
         log = root / "logs" / f"certify-{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         stack.enter_context(logging_to(log, console))
-        request, start = Requests(spec).certify(scenarios=scenarios, samples=samples), time.monotonic()
+        request, start = Requests(spec).certify(**counts), time.monotonic()
         try:
             with console.stage("certify", STAGES["certify"].unit) as view:
                 artifact, status = run_stage(request, replace(context, progress=view))
@@ -81,63 +64,18 @@ def certify(
         except CertificateFailed as failure:
             data, status = failure.data, "ran"
         console.line(f"certify {status} in {duration(time.monotonic() - start)}")
-    checks = [CertificateCheck(**check) for check in data["checks"]]
-    page = html or root / FOLDER / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-    page = write_page(page, render(data["subject"], checks, overrides))
-    return {**data, "experiment": spec.name, "status": status, "html": str(page)}
+    page = render(data["subject"], [CertificateCheck(**check) for check in data["checks"]], overrides)
+    data |= {"experiment": spec.name, "status": status}
+    return CheckedSubject(data, spec.name, spec.name, page, data["subject"])
 
 
-def show(data: dict[str, Any]) -> str:
-    """Return the result as text."""
-    lines = [", ".join(f"{name} {value}" for name, value in data["subject"].items())]
-    for check in data["checks"]:
-        figures = ", ".join(
-            f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in check["figures"].items()
-        )
-        lines.append(f"{check['status']:8}{check['name']:15}{figures}".rstrip())
-        lines += [f"{'':23}{text}" for text in (check["reason"], check["remedy"]) if text]
-    lines += [f"page: {data['html']}", f"{data['experiment']}: {'passed' if data['passed'] else 'failed'}"]
-    return "\n".join(lines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return exit code 0; 1 if a check fails; 2 for a user error; 130 if interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.certify",
-        description="Checks that chat template, engine, trainer and export of an experiment agree.",
-    )
-    parser.add_argument("overrides", nargs="*", help="as for flows.run: +experiment=NAME key=value")
-    parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
-    parser.add_argument("--scenarios", type=int, default=4, metavar="N", help="scenarios as prompts (default: 4)")
-    parser.add_argument("--samples", type=int, default=1, metavar="N", help="completions per prompt (default: 1)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    refuse_root_option(parser, argv)
-    options = parser.parse_intermixed_args(argv)
-    for name in ("scenarios", "samples"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)}: expected at least 1")
-    out = sys.stdout
-    from flows.experiment.compose import check
-    from flows.terminal.overrides import mask_overrides
-
-    try:
-        spec = check(options.overrides, config_dir=options.config_dir)[0]
-        data = certify(
-            spec,
-            scenarios=options.scenarios,
-            samples=options.samples,
-            overrides=mask_overrides(options.overrides),
-            html=options.html,
-        )
-    except EspalierError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        return 130
-    print(json.dumps(data) if options.json else printable_lines(show(data).splitlines()), file=out, flush=True)
-    return 0 if data["passed"] else 1
-
+COMMAND = ChecksCommand(
+    "certify",
+    "Checks that chat template, engine, trainer and export of an experiment agree.",
+    {"scenarios": Count(4, 1, "scenarios as prompts"), "samples": Count(1, 1, "completions per prompt")},
+    certify,
+)
+main = COMMAND.main
 
 if __name__ == "__main__":
     leave(main)

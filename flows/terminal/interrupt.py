@@ -49,10 +49,6 @@ class Interruption:
         self._pipe: tuple[int, int] | None = None
         self._wakeup_before = -1
 
-    @property
-    def happened(self) -> bool:
-        return self._stopped.is_set()
-
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.getsignal(number) for number in LIMITS}
