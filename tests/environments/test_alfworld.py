@@ -238,10 +238,3 @@ def test_missing_data_error_names_the_download(monkeypatch, tmp_path):
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     with pytest.raises(ResourceError, match=rf"no game in {tmp_path}/json_2.1.1/train; .*alfworld-download"):
         ALFWorld()
-
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fast_downward", None)
-    monkeypatch.setitem(sys.modules, "textworld", sys)
-    with pytest.raises(ResourceError, match=r"fast_downward is not installed; run pip install -e '\.\[alfworld\]'"):
-        ALFWorld()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from components.environments.adapters.babyai import ACTIONS, BOT_UNSUPPORTED, BabyAI, describe_view
 from components.environments.tools import acts
-from components.errors import ResourceError, SpecError
+from components.errors import SpecError
 from components.trajectories.schema import Scenario
 from tests.environments import checks
 
@@ -122,9 +120,3 @@ def test_configuration_errors_are_named():
         small(["GoToLocl"])
     with pytest.raises(SpecError, match="is empty; expected at least one level"):
         small([])
-
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "minigrid", None)
-    with pytest.raises(ResourceError, match=r"pip install -e '\.\[babyai\]'"):
-        BabyAI()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
+from components.environments.adapters import textarena_games
+from components.environments.adapters.alfworld import ALFWorld
+from components.environments.adapters.babyai import BabyAI
+from components.environments.adapters.gym import Gym
+from components.environments.adapters.reasoning import ReasoningGym
+from components.environments.adapters.scienceworld import ScienceWorld
+from components.environments.adapters.textarena import TextArena
+from components.environments.adapters.textworld import TextWorld
 from components.environments.games.deduction import Deduction
 from components.environments.games.game2048 import Game2048
 from components.environments.games.guess import Guess
@@ -27,6 +36,7 @@ from components.environments.worlds.questions.weather import Weather
 from components.environments.worlds.shop import Shop
 from components.environments.worlds.sql import Sql
 from components.environments.worlds.webshop import Webshop
+from components.errors import ResourceError
 from flows.experiment.config_loader import CONF
 from tests.environments import checks
 
@@ -70,3 +80,22 @@ def test_a_built_in_environment_keeps_the_contract(name):
 def test_every_environment_of_the_configuration_is_asked():
     names = {path.stem for path in (CONF / "environment").glob("*.yaml")}
     assert names == {name.partition(" ")[0] for name in BUILT_IN} | ELSEWHERE
+
+
+def test_without_its_package_an_environment_says_what_to_install(monkeypatch, subtests):
+    textarena_games.load_kind.cache_clear()
+    for extra, make, modules in [
+        ("alfworld", ALFWorld, {"fast_downward": None, "textworld": sys}),
+        ("babyai", BabyAI, {"minigrid": None}),
+        ("gym", Gym, {"gymnasium": None}),
+        ("reasoning", ReasoningGym, {"reasoning_gym": None}),
+        ("scienceworld", ScienceWorld, {"scienceworld": None, "scienceworld.constants": None}),
+        ("textarena", TextArena, {"textarena": None}),
+        ("textworld", TextWorld, {"textworld": None}),
+    ]:
+        message = rf"the package {next(iter(modules))}\S* is not installed; run pip install -e '\.\[{extra}\]'"
+        with subtests.test(extra), monkeypatch.context() as patch:
+            for name, module in modules.items():
+                patch.setitem(sys.modules, name, module)
+            with pytest.raises(ResourceError, match=message):
+                make()

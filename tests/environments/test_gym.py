@@ -11,7 +11,7 @@ import pytest
 from components.environments.adapters.gym import Gym, Move, Variant, frozen_lakes
 from components.environments.adapters.gym_presets import View
 from components.environments.tools import acts
-from components.errors import ResourceError, SpecError
+from components.errors import SpecError
 from components.specs import Target
 from tests.environments import checks
 
@@ -209,9 +209,3 @@ def test_an_episode_depends_on_nothing_but_its_scenario():
     random.seed(5)
     other.reset(other.scenarios("train")[3])
     assert other.reset(scenario) == first
-
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ResourceError, match=r"pip install -e '\.\[gym\]'"):
-        Gym()

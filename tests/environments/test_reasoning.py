@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from components.environments.adapters.reasoning import WITHOUT_ANSWERS, ReasoningGym, families
-from components.environments.optional_packages import import_optional
-from components.errors import ResourceError, SpecError
+from components.errors import SpecError
 from tests.environments import checks
 
 ROOT = Path(__file__).parents[2]
@@ -200,11 +199,3 @@ def test_configuration_errors_are_named(subtests):
     ]:
         with subtests.test(says=says), pytest.raises(SpecError, match=says):
             small(**arguments)
-
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ResourceError, match=r"pip install -e '\.\[reasoning\]'"):
-        import_optional("reasoning_gym", "reasoning")
-    with pytest.raises(ResourceError, match="reasoning_gym is not installed"):
-        ReasoningGym()

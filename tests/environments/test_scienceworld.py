@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-import sys
 import threading
 
 import pytest
@@ -161,11 +160,4 @@ def test_configuration_errors_are_named(monkeypatch):
         small(["identify-life-stages-2"], train=99)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(ResourceError, match="install a Java runtime"):
-        ScienceWorld()
-
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scienceworld", None)
-    monkeypatch.setitem(sys.modules, "scienceworld.constants", None)
-    with pytest.raises(ResourceError, match=r"pip install -e '\.\[scienceworld\]'"):
         ScienceWorld()

@@ -188,12 +188,3 @@ def test_missing_word_lists_error_names_the_download(monkeypatch):
     monkeypatch.setattr(nltk.data, "path", [])
     with pytest.raises(ResourceError, match=r"Wordle-v0 needs the word lists of NLTK.*nltk.downloader words"):
         small(["Wordle-v0"])
-
-
-def test_without_the_package(monkeypatch):
-    from components.environments.adapters import textarena_games
-
-    textarena_games.load_kind.cache_clear()
-    monkeypatch.setitem(sys.modules, "textarena", None)
-    with pytest.raises(ResourceError, match=r"pip install -e '\.\[textarena\]'"):
-        TextArena()

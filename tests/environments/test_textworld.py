@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from components.environments.adapters.textworld import TextWorld
 from components.environments.tools import acts
-from components.errors import EnvironmentFailed, ResourceError
+from components.errors import EnvironmentFailed
 from tests.environments import checks
 
 pytestmark = pytest.mark.timeout(1800)  # seconds; a game takes some to make, many on a busy machine
@@ -149,9 +148,3 @@ def test_game_generation_times_out(tmp_path):
 def test_cache_folder_is_not_in_the_stage_key(cache):
     options = TextWorld.key_arguments({"cache": "/x", "make_timeout": 1.0, "seed": 3})
     assert options == {"seed": 3}
-
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(ResourceError, match=r"pip install -e '\.\[textworld\]'"):
-        TextWorld()

@@ -157,7 +157,7 @@ class TestExact:
 class TestNumeric:
     def test_tolerances_are_those_of_the_formula(self, subtests):
         for absolute, relative in [(0.5, 0.0), (0.0, 0.01), (0.5, 0.01)]:
-            for given in [99.0, 99.4, 99.5, 100.0, 100.5, 100.51, 101.0, 102.0, -100.0]:
+            for given in [99.0, 99.4, 99.5, 100.0, 100.5, 100.51, 101.0, 101.2, 102.0, -100.0]:
                 with subtests.test(given=given, absolute=absolute, relative=relative):
                     right = abs(given - 100.0) <= max(absolute, relative * 100.0)
                     assert reward_of(Numeric(absolute=absolute, relative=relative), 100, f"It is {given}.") == float(
