@@ -14,6 +14,7 @@ import io
 import json
 import re
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
+from components.errors import SpecError
 from components.specs import names_below
 from flows.__main__ import commands as start_commands
 from flows.experiment.compose import check
@@ -28,7 +30,7 @@ from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
 from flows.experiment.spec import ExperimentSpec
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
-from tests.test_configs import JUDGES, PACKAGES, needed
+from tests.test_configs import PACKAGES
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
@@ -164,50 +166,60 @@ def is_name(name: str) -> bool:
 
 
 def test_every_key_exists():
-    """`group.key` and `group=option` in prose."""
-    groups, _ = every_option()
+    """`group.key` and `group=option` in prose. `tests/test_configs.py` composes every option."""
+    groups = [name for name in ExperimentSpec.model_fields if (CONF / name).is_dir()]
+    data = [data for group in groups for data in every_option(group)]
+
+    @functools.cache
+    def known_below(parents: tuple[str, ...]) -> set[str]:
+        """Return the valid keys below these, with any option."""
+        return {name for options in data for name in names_below(ExperimentSpec, options, parents)}
+
     unknown = []
     for page, key in each(rf"`((?:{'|'.join(groups)})(?:\.[a-z_]+)+)`"):
         *parents, last = key.split(".")
         if last not in {*known_below(tuple(parents)), "yaml", "json", "jsonl", "mjs"} and parents[-1] != "stages":
             unknown.append((page.name, key))
     assert unknown == []
-    for option in sorted({option for _, option in each(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`")}):
-        package = PACKAGES.get(option.partition("=")[2])
-        if option != "environment=stock" and (package is None or find_spec(package) is not None):
-            group, _, name = option.lstrip("+").partition("=")
-            check([option, *needed(group, name)])
+    options = {option for _, option in each(rf"`(\+?(?:experiment|{'|'.join(groups)})=\w+)`")}
+    files = {option: CONF / f"{option.lstrip('+').replace('=', '/')}.yaml" for option in options}
+    assert [option for option in sorted(files) if not files[option].exists()] == []
 
 
-@functools.cache  # many keys have the same parents
-def known_below(parents: tuple[str, ...]) -> set[str]:
-    """Return the valid keys below these, with any option."""
-    return {name for composed in every_option()[1] for name in names_below(ExperimentSpec, composed, parents)}
+def every_option(group: str) -> Iterator[dict[str, Any]]:
+    """Yield the configuration with each option of a group, composed only if its file needs others; of a reward also
+    with each judge."""
+    tree = Composer().tree
+    defaults = tree.plain([])
+    for path in (CONF / group).glob("*.yaml"):
+        text = path.read_text()
+        alone = "defaults:" not in text and "# @package" not in text
+        yield {**defaults, group: yaml.safe_load(text)} if alone else tree.plain([f"{group}={path.stem}"])
+    if group == "reward":
+        for path in (CONF / "judge_model").glob("*.yaml"):
+            ruler = yaml.safe_load((CONF / "reward" / "ruler.yaml").read_text())
+            yield {**defaults, group: {**ruler, "model": yaml.safe_load(path.read_text())}}
 
 
-@functools.cache  # for all pages
-def every_option() -> tuple[list[str], list[Any]]:
-    """The groups, and what is composed with each of their options."""
-    composer = Composer()
-    groups = [name for name in ExperimentSpec.model_fields if composer.tree.is_group(name)]
-    options = [f"{path.parent.name}={path.stem}" for group in groups for path in (CONF / group).glob("*.yaml")]
-    lines = [[one, *needed(*one.split("=", 1))] for one in options]
-    lines += [["reward=ruler", f"judge_model@reward.model={one}", *values] for one, values in JUDGES.items()]
-    return groups, [composer.point(composer.parse(line)[0])[0] for line in lines]
+def test_every_run_command_is_valid():
+    """Options exist, and Hydra composes what the rest describes. test_readme runs the commands with `--config-dir`."""
+    invalid = {}
+    for command, arguments in RUNS.items():
+        if "--config-dir" in arguments or any(map(lacks_package, arguments)):
+            continue
+        assert {word for word in arguments if word.startswith("-")} <= OPTIONS, command
+        lines = [word for word in arguments if "=" in word or word.startswith("~")]
+        try:
+            check(lines, multirun="-m" in arguments, named="--help" not in arguments)
+        except SpecError as error:
+            invalid[command] = str(error)
+    assert invalid == {}
 
 
-@pytest.mark.parametrize("arguments", RUNS.values(), ids=RUNS)
-def test_every_run_command_is_valid(arguments):
-    """Options exist, and Hydra composes what the rest describes."""
-    if "--config-dir" in arguments:
-        return  # test_readme runs it
-    for word in arguments:
-        package = PACKAGES.get(word.removeprefix("environment="))
-        if package is not None and find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    assert {word for word in arguments if word.startswith("-")} <= OPTIONS
-    lines = [word for word in arguments if "=" in word or word.startswith("~")]
-    check(lines, multirun="-m" in arguments, named="--help" not in arguments)
+def lacks_package(word: str) -> bool:
+    """Return True for an environment whose package is not installed."""
+    package = PACKAGES.get(word.removeprefix("environment="))
+    return package is not None and find_spec(package) is None
 
 
 def sketches() -> list[Any]:
@@ -220,13 +232,15 @@ def sketches() -> list[Any]:
     return [line[3:] for line in found if line[2] in composing or line[2:4] == ["flows.explain", "calibrate"]]
 
 
-@pytest.mark.parametrize("arguments", sketches(), ids=" ".join)
-def test_the_keys_of_every_sketched_command_exist(arguments):
-    assert any(word.startswith("+experiment=") for word in arguments)
-    composer = Composer()
-    options = [word for word in arguments if ("=" in word or re.match(r"~\w", word)) and word != "+experiment=NAME"]
-    overrides, broken = composer.parse(options)
-    assert not broken + composer.point(overrides)[1]
+def test_the_keys_of_every_sketched_command_exist():
+    composer, invalid = Composer(), {}
+    for arguments in sketches():
+        assert any(word.startswith("+experiment=") for word in arguments)
+        options = [word for word in arguments if ("=" in word or re.match(r"~\w", word)) and word != "+experiment=NAME"]
+        overrides, broken = composer.parse(options)
+        if problems := broken + composer.point(overrides)[1]:
+            invalid[" ".join(arguments)] = problems
+    assert invalid == {}
 
 
 def test_every_deployment_is_valid():
@@ -283,8 +297,6 @@ def test_every_block_says_what_it_is():
 
 def test_the_mistakes_in_the_documentation_are_answered_so():
     """The console block of docs/start/troubleshooting.md."""
-    from components.errors import SpecError
-
     (block,) = blocks(ROOT / "docs" / "start" / "troubleshooting.md", "console")
     command, _, answer = block.text.partition("\n")
     with pytest.raises(SpecError) as caught:
