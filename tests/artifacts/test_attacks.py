@@ -149,84 +149,102 @@ def test_names_are_rejected_or_denote_distinct_files_below_the_folder(names):
     assert all(name.isprintable() and "\\" not in name for name in names)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["//x"], ["/x"], ["a//b"], ["a/../b"], ["a/"], ["."], [""], ["a\\..\\b"], ["C:x"], ["a\0b"], ["a\x1b[2Jb"],
-        ["a "], ["a", "A"], ["a", "a/b"], ["A", "a/b"], ["a/b", "a", "c"], ["\u00e9", "e\u0301"], [MANIFEST],
-        ["Manifest.JSON"],
-        [f"{MANIFEST}/x"], ["n" * 256], ["/".join("d" * 200 for _ in range(5))], ["/".join("a" * 40)],
-        [f"f{number}" for number in range(10_001)],
-    ],
-    ids=lambda names: ascii(names[0][:20]) + f"-{len(names)}",
-)  # fmt: skip
-def test_names_that_a_file_system_would_change_are_rejected(names):
-    with pytest.raises(ArtifactDamaged, match=MANIFEST) as caught:
-        parse_manifest(manifest(names), Path("/srv") / KEY, "store")
-    assert str(caught.value).isprintable()
+CHANGED_NAMES = [
+    ["//x"],
+    ["/x"],
+    ["a//b"],
+    ["a/../b"],
+    ["a/"],
+    ["."],
+    [""],
+    ["a\\..\\b"],
+    ["C:x"],
+    ["a\0b"],
+    ["a\x1b[2Jb"],
+    ["a "],
+    ["a", "A"],
+    ["a", "a/b"],
+    ["A", "a/b"],
+    ["a/b", "a", "c"],
+    ["\u00e9", "e\u0301"],
+    [MANIFEST],
+    ["Manifest.JSON"],
+    [f"{MANIFEST}/x"],
+    ["n" * 256],
+    ["/".join("d" * 200 for _ in range(5))],
+    ["/".join("a" * 40)],
+    [f"f{number}" for number in range(10_001)],
+]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"key": "../../victim"}, {"key": 5}, {"inputs": {"policy": {"key": "/etc"}}},
-        {"inputs": {"policy": {"key": 5}}},
-        {"kind": "\x1b]0;owned\x07"}, {"kind": ["checkpoint"]}, {"stage": "../train"}, {"schema_version": "1"},
-        {"seconds": "soon"}, {"metrics": {"reward": "high"}}, {"metrics": []}, {"volatile": [["a"]]}, {"files": []},
-        {"files": {"a": {"sha256": "0" * 64, "bytes": -1}}}, {"files": {"a": {"sha256": "0" * 64, "bytes": True}}},
-        {"files": {"a": {"sha256": 0, "bytes": 1}}}, {"files": {"a": None}}, {"manifest_version": "2"},
-        {"digest": None},
-        {"spec": "nothing"},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_manifest_values_of_wrong_type_or_format_are_damage(changes):
-    with pytest.raises(ArtifactDamaged) as caught:
-        parse_manifest(manifest(["a"], **changes), Path("/srv") / KEY, "store")
-    assert str(caught.value).isprintable()
+def test_names_that_a_file_system_would_change_are_rejected():
+    for names in CHANGED_NAMES:
+        with pytest.raises(ArtifactDamaged, match=MANIFEST) as caught:
+            parse_manifest(manifest(names), Path("/srv") / KEY, "store")
+        assert str(caught.value).isprintable(), names[:2]
 
 
-@pytest.mark.parametrize("text", [NESTED, b'{"files":' * 50_000, b"\xff\xfe", b"", b"[]", b"null"], ids=range(6))
-def test_manifest_must_be_a_json_object(tmp_path, text):
-    with pytest.raises(ArtifactDamaged):
-        parse_manifest(text, tmp_path, "store")
-    store = Store(tmp_path / "artifacts", f"file://{tmp_path}/shared", TIMES)
-    (tmp_path / "shared" / KEY).mkdir(parents=True)
-    (tmp_path / "shared" / KEY / MANIFEST).write_bytes(text)
-    assert store.find(KEY) is None
-    here = Store(tmp_path / "artifacts")
-    here.path(KEY).mkdir(parents=True)
-    (here.path(KEY) / MANIFEST).write_bytes(text)
-    assert list(here.manifests()) == []
-    assert here.find(KEY) is None
-    assert (here.root / f"{KEY}.damaged-1").is_dir()
+WRONG_VALUES = [
+    {"key": "../../victim"},
+    {"key": 5},
+    {"inputs": {"policy": {"key": "/etc"}}},
+    {"inputs": {"policy": {"key": 5}}},
+    {"kind": "\x1b]0;owned\x07"},
+    {"kind": ["checkpoint"]},
+    {"stage": "../train"},
+    {"schema_version": "1"},
+    {"seconds": "soon"},
+    {"metrics": {"reward": "high"}},
+    {"metrics": []},
+    {"volatile": [["a"]]},
+    {"files": []},
+    {"files": {"a": {"sha256": "0" * 64, "bytes": -1}}},
+    {"files": {"a": {"sha256": "0" * 64, "bytes": True}}},
+    {"files": {"a": {"sha256": 0, "bytes": 1}}},
+    {"files": {"a": None}},
+    {"manifest_version": "2"},
+    {"digest": None},
+    {"spec": "nothing"},
+]
 
 
-@pytest.mark.parametrize(
-    "key", ["../victim", "/victim", "a/b", "", ".", "..", ".locks", "a.damaged-1", "a\0", "k" * 300, "*"]
-)
-def test_key_must_not_be_a_path(tmp_path, key):
+def test_manifest_values_of_wrong_type_or_format_are_damage():
+    for changes in WRONG_VALUES:
+        with pytest.raises(ArtifactDamaged) as caught:
+            parse_manifest(manifest(["a"], **changes), Path("/srv") / KEY, "store")
+        assert str(caught.value).isprintable(), changes
+
+
+def test_manifest_must_be_a_json_object(tmp_path):
+    texts = [NESTED, b'{"files":' * 50_000, b"\xff\xfe", b"", b"[]", b"null"]
+    for number, text in enumerate(texts):
+        root = tmp_path / str(number)
+        with pytest.raises(ArtifactDamaged):
+            parse_manifest(text, root, "store")
+        (root / "shared" / KEY).mkdir(parents=True)
+        (root / "shared" / KEY / MANIFEST).write_bytes(text)
+        assert Store(root / "artifacts", f"file://{root}/shared", TIMES).find(KEY) is None
+        here = Store(root / "artifacts")
+        here.path(KEY).mkdir(parents=True)
+        (here.path(KEY) / MANIFEST).write_bytes(text)
+        assert list(here.manifests()) == []
+        assert here.find(KEY) is None
+        assert (here.root / f"{KEY}.damaged-1").is_dir()
+
+
+def test_key_must_not_be_a_path(tmp_path):
     store = Store(tmp_path / "root" / "artifacts")
     (tmp_path / "root" / "victim").mkdir(parents=True)
     (tmp_path / "root" / "victim" / MANIFEST).write_text("{}")
     before = tree(tmp_path)
-    for use in (store.path, store.find, store.scratch, lambda key: store.lock(key, 0).__enter__()):
-        with pytest.raises(ArtifactError, match="key"):
-            use(key)
+    for key in ("../victim", "/victim", "a/b", "", ".", "..", ".locks", "a.damaged-1", "a\0", "k" * 300, "*"):
+        for use in (store.path, store.find, store.scratch, lambda key: store.lock(key, 0).__enter__()):
+            with pytest.raises(ArtifactError, match="key"):
+                use(key)
     assert tree(tmp_path) == before
 
 
 # Links in the local folder
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "root" / "artifacts")
-
-
-@pytest.fixture
-def artifact(store):
-    return make(store, files={"data.txt": "hello", "sub/more.txt": "more"})
 
 
 def move_out(path, tmp_path):
@@ -236,35 +254,43 @@ def move_out(path, tmp_path):
     path.symlink_to(outside)
 
 
-@pytest.mark.parametrize("name", ["data.txt", "sub", "sub/more.txt", MANIFEST, "."])
-def test_a_link_in_an_artifact_counts_as_damage(store, artifact, tmp_path, name):
-    move_out(artifact.path / name if name != "." else artifact.path, tmp_path)
-    with pytest.raises(ArtifactDamaged, match="link"):
-        read_artifact(artifact.path)
-    before = tree(tmp_path / "outside") if (tmp_path / "outside").is_dir() else (tmp_path / "outside").read_bytes()
-    assert Store(store.root).find(KEY) is None
-    assert not os.path.lexists(artifact.path)
-    assert os.path.lexists(store.root / f"{KEY}.damaged-1")
-    after = tree(tmp_path / "outside") if (tmp_path / "outside").is_dir() else (tmp_path / "outside").read_bytes()
-    assert after == before
-    assert make(Store(store.root)) is not None
+def test_a_link_in_an_artifact_counts_as_damage(tmp_path):
+    for number, name in enumerate(["data.txt", "sub", "sub/more.txt", MANIFEST, "."]):
+        (root := tmp_path / str(number)).mkdir()
+        store = Store(root / "artifacts")
+        artifact = make(store, files={"data.txt": "hello", "sub/more.txt": "more"})
+        move_out(artifact.path / name if name != "." else artifact.path, root)
+        with pytest.raises(ArtifactDamaged, match="link"):
+            read_artifact(artifact.path)
+        before = contents(root / "outside")
+        assert Store(store.root).find(KEY) is None, name
+        assert not os.path.lexists(artifact.path)
+        assert os.path.lexists(store.root / f"{KEY}.damaged-1")
+        assert contents(root / "outside") == before
+        assert make(Store(store.root)) is not None
 
 
-@pytest.mark.parametrize("name", ["extra.safetensors", "sub/extra.safetensors", "link", "sub/link", "pipe"])
-def test_unlisted_file_counts_as_damage(store, artifact, name):
+def contents(path):
+    return tree(path) if path.is_dir() else path.read_bytes()
+
+
+def test_unlisted_file_counts_as_damage(tmp_path):
     """Readers load every *.safetensors of a folder: an additional file would change the result unnoticed."""
-    path = artifact.path / name
-    if "link" in name:
-        path.symlink_to("/etc")
-    elif name == "pipe":
-        os.mkfifo(path)
-    else:
-        path.write_text("planted")
-    with pytest.raises(ArtifactDamaged, match=name):
-        read_artifact(artifact.path)
+    for number, name in enumerate(["extra.safetensors", "sub/extra.safetensors", "link", "sub/link", "pipe"]):
+        artifact = make(Store(tmp_path / str(number)), files={"data.txt": "hello", "sub/more.txt": "more"})
+        path = artifact.path / name
+        if "link" in name:
+            path.symlink_to("/etc")
+        elif name == "pipe":
+            os.mkfifo(path)
+        else:
+            path.write_text("planted")
+        with pytest.raises(ArtifactDamaged, match=name):
+            read_artifact(artifact.path)
 
 
-def test_pipe_in_place_of_a_file_does_not_block(artifact):
+def test_pipe_in_place_of_a_file_does_not_block(tmp_path):
+    artifact = make(Store(tmp_path), files={"data.txt": "hello"})
     (artifact.path / "data.txt").unlink()
     os.mkfifo(artifact.path / "data.txt")
     with pytest.raises(ArtifactDamaged, match=r"data\.txt"):
@@ -274,12 +300,17 @@ def test_pipe_in_place_of_a_file_does_not_block(artifact):
 # Links in a shared folder
 
 
+def victim_and_shared(folder):
+    """Return a shared folder beside one of a victim."""
+    (folder / "victim").mkdir(parents=True)
+    (folder / "victim" / "data.txt").write_text("mine")
+    (folder / "shared").mkdir()
+    return folder / "shared"
+
+
 @pytest.fixture
 def shared(tmp_path):
-    (tmp_path / "victim").mkdir()
-    (tmp_path / "victim" / "data.txt").write_text("mine")
-    (tmp_path / "shared").mkdir()
-    return tmp_path / "shared"
+    return victim_and_shared(tmp_path)
 
 
 def machine(shared, name="a"):
@@ -298,17 +329,18 @@ PLANTS = {
 }
 
 
-@pytest.mark.parametrize("plant", PLANTS)
-def test_a_link_in_a_shared_folder_is_not_followed(shared, tmp_path, plant):
-    name, target = PLANTS[plant]
-    (shared / name).parent.mkdir(parents=True, exist_ok=True)
-    (shared / name).symlink_to(tmp_path / target)
-    before = tree(tmp_path / "victim")
-    store = machine(shared)
-    for work in (store.check, lambda: make(store, lock_timeout=0.5)):
-        with unusable():
-            work()
-    assert tree(tmp_path / "victim") == before
+def test_a_link_in_a_shared_folder_is_not_followed(tmp_path):
+    for plant, (name, target) in PLANTS.items():
+        shared = victim_and_shared(tmp_path / plant)
+        victim = shared.parent / "victim"
+        (shared / name).parent.mkdir(parents=True, exist_ok=True)
+        (shared / name).symlink_to(shared.parent / target)
+        before = tree(victim)
+        store = machine(shared)
+        for work in (store.check, lambda store=store: make(store, lock_timeout=0.5)):
+            with unusable():
+                work()
+        assert tree(victim) == before, plant
 
 
 def unusable():
@@ -363,29 +395,29 @@ BODIES = [
 ]
 
 
-@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_shared_lock_with_foreign_content(shared, body):
+def test_shared_lock_with_foreign_content(shared):
     (shared / ".locks").mkdir()
-    (shared / ".locks" / KEY).write_bytes(body)
-    waits = []
-    with pytest.raises(WaitTimeout) as caught, machine(shared).lock(KEY, 0.5, waits.append):
-        pass
-    assert str(caught.value).isprintable()
-    assert all(wait.isprintable() for wait in waits)
-    assert waits
-
-
-@pytest.mark.parametrize("body", [body.replace(b"seconds", b"since") for body in BODIES], ids=range(len(BODIES)))
-def test_local_lock_with_foreign_content(tmp_path, body):
-    path = tmp_path / "lock"
-    path.write_bytes(body)
-    with open(path, "a+") as holder, open(path, "a+") as file:
-        fcntl.flock(holder, fcntl.LOCK_EX)
+    for body in BODIES:
+        (shared / ".locks" / KEY).write_bytes(body)
         waits = []
-        with pytest.raises(WaitTimeout) as caught:
-            lock_file(file, "the weights", 0.3, waits.append)
-    assert str(caught.value).isprintable()
-    assert all(wait.isprintable() for wait in waits)
+        with pytest.raises(WaitTimeout) as caught, machine(shared).lock(KEY, 0.5, waits.append):
+            pass
+        assert str(caught.value).isprintable(), body[:99]
+        assert all(wait.isprintable() for wait in waits)
+        assert waits
+
+
+def test_local_lock_with_foreign_content(tmp_path):
+    for body in BODIES:
+        path = tmp_path / "lock"
+        path.write_bytes(body.replace(b"seconds", b"since"))
+        with open(path, "a+") as holder, open(path, "a+") as file:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            waits = []
+            with pytest.raises(WaitTimeout) as caught:
+                lock_file(file, "the weights", 0.3, waits.append)
+        assert str(caught.value).isprintable(), body[:99]
+        assert all(wait.isprintable() for wait in waits)
 
 
 # Rights

@@ -103,7 +103,8 @@ def test_emptied_store_is_filled_again(machine, aws, uri):
     assert machine("b").find(KEY).digest == artifact.digest
 
 
-def test_killed_upload_leaves_no_artifact_and_is_repeated(machine, wire, aws, uri, monkeypatch):
+def interrupted_upload(machine, wire, aws, uri, monkeypatch):
+    """Kill the process of the machine `killed` while it uploads the second of two files."""
     arrived, stalled = threading.Event(), threading.Event()
     wire.limit = (2**21, lambda: (arrived.set(), stalled.wait(60)))
     process = child(
@@ -119,6 +120,10 @@ def test_killed_upload_leaves_no_artifact_and_is_repeated(machine, wire, aws, ur
     stalled.set()
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
     assert objects(aws, uri)[f"{KEY}/a"] == b"first"
+
+
+def test_killed_upload_leaves_no_artifact_and_is_repeated(machine, wire, aws, uri, monkeypatch):
+    interrupted_upload(machine, wire, aws, uri, monkeypatch)
     other = machine("b")
     assert other.find(KEY) is None
     assert (make(other, files={"a": "again"}, lock_timeout=30).path / "a").read_text() == "again"
@@ -126,20 +131,7 @@ def test_killed_upload_leaves_no_artifact_and_is_repeated(machine, wire, aws, ur
 
 
 def test_killed_uploader_uploads_at_its_next_start(machine, wire, aws, uri, monkeypatch):
-    arrived, stalled = threading.Event(), threading.Event()
-    wire.limit = (2**21, lambda: (arrived.set(), stalled.wait(60)))
-    store = machine("killed")
-    process = child(
-        """
-        with Store(root, uri).draft(key, stage="s", kind="k", schema_version=1, inputs={}) as draft:
-            (draft.path / "b").write_text("x" * 2**22)
-        """,
-        root=str(store.root), uri=uri, key=KEY,
-    )  # fmt: skip
-    assert arrived.wait(600)
-    kill(process)
-    stalled.set()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
+    interrupted_upload(machine, wire, aws, uri, monkeypatch)
     artifact = machine("killed").find(KEY)
     assert artifact is not None
     assert machine("b").find(KEY).digest == artifact.digest
@@ -382,57 +374,41 @@ def refused(store):
     return message
 
 
-def test_missing_bucket_is_rejected(machine):
+def test_an_address_that_cannot_be_used_is_refused_with_what_to_do(machine, tmp_path, monkeypatch):
     message = refused(machine("a", "s3://no-such-bucket/artifacts"))
     assert "bucket does not exist" in message
     assert "Create the bucket or folder, or correct the address" in message
-
-
-def test_no_credentials_are_refused(machine, monkeypatch):
+    assert "cannot read" in refused(machine("a", f"data://{KEY}"))
+    (tmp_path / "file").write_text("no folder")
+    assert "NotADirectoryError" in refused(machine("a", (tmp_path / "file" / "shared").as_uri()))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     assert "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" in refused(machine("a"))
 
 
-@pytest.fixture
-def permissions(aws):
-    """Enable access control on the server."""
-    yield lambda: aws.enforce(True)
-    aws.enforce(False)
+def test_a_store_needs_permission_to_read_write_list_and_delete(machine, aws, monkeypatch):
+    aws.enforce(True)
+    try:
+        message = refused(machine("a"))
+        assert "Grant permission to read, write, list and delete there" in message
+        assert "AWS_ACCESS_KEY_ID" in message
+        for name, value in aws.user("s3:Get*", "s3:List*", "s3:Head*").items():
+            monkeypatch.setenv(name, value)
+        message = refused(machine("a"))
+        assert "cannot write" in message
+        assert "Grant permission to read, write, list and delete there" in message
+        for name, value in aws.user("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket").items():
+            monkeypatch.setenv(name, value)
+        machine("a").check()
+        make(machine("a"))
+        assert machine("b").find(KEY) is not None
+    finally:
+        aws.enforce(False)
 
 
-def test_an_unknown_key_is_refused(machine, permissions):
-    permissions()
-    message = refused(machine("a"))
-    assert "Grant permission to read, write, list and delete there" in message
-    assert "AWS_ACCESS_KEY_ID" in message
-
-
-def test_a_store_that_can_only_be_read_is_refused(machine, aws, permissions, monkeypatch):
-    for name, value in aws.user("s3:Get*", "s3:List*", "s3:Head*").items():
-        monkeypatch.setenv(name, value)
-    permissions()
-    message = refused(machine("a"))
-    assert "cannot write" in message
-    assert "Grant permission to read, write, list and delete there" in message
-
-
-def test_user_with_all_permissions_passes(machine, aws, permissions, monkeypatch):
-    rights = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")
-    for name, value in aws.user(*rights).items():
-        monkeypatch.setenv(name, value)
-    permissions()
-    machine("a").check()
-    make(machine("a"))
-    assert machine("b").find(KEY) is not None
-
-
-def test_unreachable_server_is_rejected(machine, wire):
+def test_a_server_that_is_away_or_does_not_answer_is_rejected(machine, wire, monkeypatch):
     wire.down()
     assert "AWS_ENDPOINT_URL" in refused(machine("a"))
-
-
-def test_unresponsive_server_is_rejected(machine, monkeypatch):
     monkeypatch.setitem(files.OPTIONS["s3"]["config_kwargs"], "read_timeout", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -446,28 +422,23 @@ def test_a_missing_package_is_named_with_the_command(machine, monkeypatch):
     assert f"pip install s3fs=={fsspec.__version__}" in refused(machine("a"))
 
 
-def test_a_protocol_that_cannot_be_written_is_refused(machine):
-    assert "cannot read" in refused(machine("a", f"data://{KEY}"))
+ADDRESSES = [
+    ("s3://user:secret-words@bucket/x", "without user and password"),
+    ("s3://user@bucket", "without user and password"),
+    ("s3://bucket/x?versionId=secret-words", "without a query"),
+    ("s4://bucket", "fsspec does not support the protocol s4"),
+    ("bucket/x", "a URI such as s3://BUCKET/PREFIX"),
+    ("s3://", "a URI such as s3://BUCKET/PREFIX"),
+    ("simplecache::s3://bucket", "a URI such as"),
+    ("file://relative/folder", "an absolute path after file://"),
+]
 
 
-@pytest.mark.parametrize(
-    ("uri", "words"),
-    [
-        ("s3://user:secret-words@bucket/x", "without user and password"),
-        ("s3://user@bucket", "without user and password"),
-        ("s3://bucket/x?versionId=secret-words", "without a query"),
-        ("s4://bucket", "fsspec does not support the protocol s4"),
-        ("bucket/x", "a URI such as s3://BUCKET/PREFIX"),
-        ("s3://", "a URI such as s3://BUCKET/PREFIX"),
-        ("simplecache::s3://bucket", "a URI such as"),
-        ("file://relative/folder", "an absolute path after file://"),
-    ],
-)
-def test_invalid_address_is_rejected(tmp_path, uri, words):
-    with pytest.raises(SpecError, match=words) as caught:
-        Store(tmp_path, uri)
-    if "@" in uri:
-        assert "secret-words" not in str(caught.value)
+def test_invalid_address_is_rejected(tmp_path):
+    for uri, words in ADDRESSES:
+        with pytest.raises(SpecError, match=words) as caught:
+            Store(tmp_path, uri)
+        assert "@" not in uri or "secret-words" not in str(caught.value), uri
 
 
 def test_address_is_canonical():
@@ -513,11 +484,6 @@ def test_every_filesystem_shares_artifacts(place, tmp_path):
     fetched = second.find(KEY)
     assert {name: (fetched.path / name).read_text() for name in FILES} == FILES
     assert fetched.digest == artifact.digest
-
-
-def test_a_folder_that_cannot_be_written_is_refused(machine, tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    assert "NotADirectoryError" in refused(machine("a", (tmp_path / "file" / "shared").as_uri()))
 
 
 def test_full_local_disk_is_not_retried(machine, monkeypatch):

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.artifacts import MANIFEST, Store, read_artifact, stage_key
-from components.artifacts.manifest import content_digest
 from components.errors import ArtifactDamaged, ArtifactError, SpecError, WaitTimeout
 from tests.artifacts.conftest import KEY, make
 
@@ -161,15 +160,6 @@ def test_artifact_of_a_newer_version_is_rejected_and_kept(store):
     assert not list(store.root.glob("*.damaged-*"))
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "a/../../b", "a//b", "./a", ""])
-def test_a_manifest_names_only_files_below_its_folder(store, name):
-    artifact = make(store)
-    files = {name: {"sha256": "0" * 64, "bytes": 1}}
-    rewrite(artifact, files=files, digest=content_digest(files, []))
-    with pytest.raises(ArtifactDamaged, match="is not a file below the artifact's folder"):
-        read_artifact(artifact.path)
-
-
 def test_lineage_goes_both_ways(store):
     played = make(store, "1" * 64)
     scores = make(store, "2" * 64, inputs={"trajectories": played})
@@ -284,7 +274,7 @@ def test_every_part_of_a_key_counts():
     assert len({stage_key(*parts) for parts in [base, *changes]}) == len(changes) + 1
 
 
-@pytest.mark.parametrize("value", [{1: "x"}, object(), {"x": {2}}, {"x": [{3: 4}]}])
-def test_values_outside_json_are_rejected(value):
-    with pytest.raises(TypeError):
-        stage_key("s", 1, {"value": value}, {}, 0)
+def test_values_outside_json_are_rejected():
+    for value in ({1: "x"}, object(), {"x": {2}}, {"x": [{3: 4}]}):
+        with pytest.raises(TypeError):
+            stage_key("s", 1, {"value": value}, {}, 0)

@@ -2,6 +2,7 @@
 
 import io
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -99,3 +100,14 @@ def prefect_server(prefect_root):
     running = server.start(prefect_root)
     yield running
     running.stop()
+
+
+@pytest.fixture
+def run(prefect_server, monkeypatch):
+    """Return the function that runs an experiment, with the session's Prefect server in place of one for each run."""
+    from flows.orchestration import server
+    from flows.session import run
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    monkeypatch.setattr(server, "for_run", lambda root, *, keep=False: nullcontext(prefect_server))
+    return run

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from flows.experiment.requests import Requests
 from flows.planning.plan import plan
 from flows.stages.base import Context
 from flows.stages.execute import request_key, run_stage
+from tests.refusals import wrong_refusals
 from tests.rewards.judge_server import Reply, judge_server
 
 pytest.importorskip("mcp")
@@ -60,17 +60,16 @@ def generate(root: Path, url: str, *more: str, **options: str):
     return run_stage(request, Context.at(root))
 
 
-def test_one_command_writes_tasks_plays_judges_and_trains(tmp_path):
+def test_a_run_writes_tasks_plays_judges_and_trains(tmp_path, run):
     """Afterwards the whole run is cached, the tasks too."""
     with judge_server(author) as server:
-        line = [sys.executable, "-m", "flows.run", *tiny(tmp_path, server.url)]
-        first = subprocess.run(line, cwd=CODE, stdout=subprocess.PIPE, text=True, check=True, timeout=1500)
+        spec = compose(tiny(tmp_path, server.url))
+        assert run(spec)["rounds"] == 1
         questions = [bool(WANTED.search(request.prompt)) for request in server.requests]
         assert sum(questions) == 5  # one for each difficulty
         assert not all(questions)  # the others are RULER's
-        planned = plan(compose(tiny(tmp_path, server.url)))
+        planned = plan(spec)
     assert {stage.status for stage in planned.stages} == {"cached"}
-    assert json.loads(first.stdout.splitlines()[-1])["rounds"] == 1
     tasks = next((tmp_path / "artifacts").glob("*/tasks.json"))
     splits = [task["split"] for task in json.loads(tasks.read_text())]
     assert (splits.count("train"), splits.count("heldout")) == (5, 5)
@@ -137,27 +136,24 @@ def test_servers_and_authors_that_fail_are_named(tmp_path):
         generate(tmp_path, "http://127.0.0.1:9/v1")
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("collect.scenarios=6", "collect.scenarios: 6 scenarios: of flow.count=10 tasks, 5 are train"),
-        ("evaluate.scenarios=6", "evaluate.scenarios: 6 scenarios: of flow.count=10 tasks, 5 are held out"),
-        ("warmup=sft", "warmup: generated tasks have no solutions"),
-        ("flow.difficulties=[]", "flow.difficulties"),
-    ],
-)
-def test_settings_that_exclude_generated_tasks_are_refused(tmp_path, override, message):
-    with pytest.raises(SpecError, match=re.escape(message)):
-        plan(compose(tiny(tmp_path, "http://127.0.0.1:9/v1", override)))
+REFUSED = [
+    ("collect.scenarios=6", "collect.scenarios: 6 scenarios: of flow.count=10 tasks, 5 are train"),
+    ("evaluate.scenarios=6", "evaluate.scenarios: 6 scenarios: of flow.count=10 tasks, 5 are held out"),
+    ("warmup=sft", "warmup: generated tasks have no solutions"),
+    ("flow.difficulties=[]", "flow.difficulties"),
+]
+
+
+def test_settings_that_exclude_generated_tasks_are_refused(tmp_path):
+    nowhere = "http://127.0.0.1:9/v1"
+    cases = [(override, re.escape(message)) for override, message in REFUSED]
+    assert wrong_refusals(cases, lambda override: plan(compose(tiny(tmp_path, nowhere, override)))) == []
+    tasks = CODE / "tests" / "environments" / "tasks.json"
+    with pytest.raises(SpecError, match=r"environment: .*Mcp has scenarios of its own, and flow=mcp_rl writes them"):
+        compose(tiny(tmp_path, nowhere, f"environment.scenarios={tasks}"))
 
 
 def test_an_mcp_server_without_tasks_needs_the_flow(tmp_path):
     line = ["environment=mcp", f"environment.command=[{sys.executable},{SERVER},stdio]", f"root={tmp_path}"]
     with pytest.raises(SpecError, match=r"environment\.scenarios: null: no tasks; .*flow=mcp_rl"):
         compose([*line, "environment.scenarios=null"])
-
-
-def test_tasks_of_a_file_exclude_the_flow(tmp_path):
-    tasks = CODE / "tests" / "environments" / "tasks.json"
-    with pytest.raises(SpecError, match=r"environment: .*Mcp has scenarios of its own, and flow=mcp_rl writes them"):
-        compose(tiny(tmp_path, "http://127.0.0.1:9/v1", f"environment.scenarios={tasks}"))

@@ -123,26 +123,26 @@ def test_advice_is_that_of_the_command(call):
     assert advice["command"].startswith("python -m flows.run ")
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "message"),
-    [
-        ("plan", {"experiment": "smoke", "overrides": ["rounds=-1"]}, "rounds: -1: expected at least 0"),
-        ("run", {"experiment": "smoke", "overrides": ["rounds=x"]}, "rounds: 'x': expected a whole number"),
-        ("plan", {"experiment": "smok"}, "is not offered; expected one of smoke"),
-        ("run", {"experiment": "quickstart"}, "is not offered"),
-        ("run", {"experiment": "smoke", "overrides": ["allow=[os]"]}, "a run may not set this"),
-        ("evaluate", {"experiment": "smoke", "policies": ["openai/gpt-5-mini"]}, "is no policy here"),
-        ("compare", {"runs": ["nothing", "latest"]}, "there is no run"),
-        ("compare", {"runs": ["--html", "latest"]}, "is no run"),
-        ("advise", {"circumstances": {"sparse": "yes"}}, "expected --environment NAME"),
-        ("status", {"id": "run-1"}, "there is no such job"),
-    ],
-)
-def test_an_error_of_a_command_is_the_error_of_the_tool(call, tool, arguments, message):
-    answer = call(tool, **arguments)
-    assert answer.failed
-    assert message in answer.text
-    assert "Traceback" not in answer.text
+ERRORS = [
+    ("plan", {"experiment": "smoke", "overrides": ["rounds=-1"]}, "rounds: -1: expected at least 0"),
+    ("run", {"experiment": "smoke", "overrides": ["rounds=x"]}, "rounds: 'x': expected a whole number"),
+    ("plan", {"experiment": "smok"}, "is not offered; expected one of smoke"),
+    ("run", {"experiment": "quickstart"}, "is not offered"),
+    ("run", {"experiment": "smoke", "overrides": ["allow=[os]"]}, "a run may not set this"),
+    ("evaluate", {"experiment": "smoke", "policies": ["openai/gpt-5-mini"]}, "is no policy here"),
+    ("compare", {"runs": ["nothing", "latest"]}, "there is no run"),
+    ("compare", {"runs": ["--html", "latest"]}, "is no run"),
+    ("advise", {"circumstances": {"sparse": "yes"}}, "expected --environment NAME"),
+    ("status", {"id": "run-1"}, "there is no such job"),
+]
+
+
+def test_an_error_of_a_command_is_the_error_of_the_tool(call):
+    for tool, arguments, message in ERRORS:
+        answer = call(tool, **arguments)
+        assert answer.failed, (tool, arguments)
+        assert message in answer.text
+        assert "Traceback" not in answer.text
 
 
 def test_an_agent_runs_evaluates_and_compares(call, root):
@@ -236,24 +236,28 @@ def test_answers_contain_no_secret(monkeypatch):
     assert answer == {"log": ["an ***, an ordinary value"], "api_key": "***", "rounds": 3}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "no experiment is given"),
-        (["+experiment=smoke", "--limit", "0"], "--limit: 0: expected 1 or more"),
-        (["+experiment=smok"], "smok"),
-        (
-            ["+experiment=smoke", "serve.overrides=[rounds,root]"],
-            "'root' reads or writes files, which an agent",
-        ),
-        (["+experiment=smoke", "serve.overrides=[environment._target_]"], "which an agent must not choose"),
-    ],
-)
-def test_a_mistake_of_the_operator_is_reported_before_the_server_answers(capsys, arguments, message):
-    assert mcp_server.main(arguments) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.out == ""
+OPERATOR = [
+    ([], "no experiment is given"),
+    (["+experiment=smoke", "--limit", "0"], "--limit: 0: expected 1 or more"),
+    (["+experiment=smok"], "smok"),
+    (
+        ["+experiment=smoke", "serve.overrides=[rounds,root]"],
+        "'root' reads or writes files, which an agent",
+    ),
+    (["+experiment=smoke", "serve.overrides=[environment._target_]"], "which an agent must not choose"),
+]
+
+
+def test_a_mistake_of_the_operator_is_reported_before_the_server_answers(capsys, monkeypatch):
+    for arguments, message in OPERATOR:
+        assert mcp_server.main(arguments) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.out == ""
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)  # without the package: the remedy
+    assert mcp_server.main(["+experiment=smoke"]) == 2
+    assert "flows.mcp_server: the package" in (error := capsys.readouterr().err)
+    assert "pip install -e '.[mcp]'" in error
 
 
 def test_the_configuration_of_the_guide_is_valid():
@@ -264,13 +268,6 @@ def test_the_configuration_of_the_guide_is_valid():
     offered = Permissions(requested_experiments(overrides)).specs
     assert all("rounds" in spec.serve.overrides for spec in offered.values())
     assert list(offered) == ["quickstart", "tic_tac_toe"]
-
-
-def test_without_the_package_the_remedy_is_reported(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-    assert mcp_server.main(["+experiment=smoke"]) == 2
-    assert "flows.mcp_server: the package" in (error := capsys.readouterr().err)
-    assert "pip install -e '.[mcp]'" in error
 
 
 def test_runs_of_every_experiment_are_compared_and_a_sweep_shows_all_of_its_runs(tmp_path, monkeypatch):

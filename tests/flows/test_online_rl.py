@@ -83,19 +83,19 @@ def test_the_whole_line(tmp_path):
     assert run.outcome.last.key == run.keys["evaluate[final]"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "labels"),
-    [
-        ({"warmup": None}, ["evaluate[start]", *rounds(1, 2), "evaluate[final]", "deploy"]),
-        ({"rounds": 0}, ["evaluate[start]", *WARMUP, "deploy"]),
-        ({"deploy": {"mode": "none"}, "rounds": 1}, ["evaluate[start]", *WARMUP, *rounds(1), "evaluate[final]"]),
-        ({"rounds": 0, "warmup": None, "deploy": {"mode": "none"}}, ["evaluate[start]"]),
-    ],
-)
-def test_what_is_not_asked_for_is_left_out(tmp_path, changes, labels):
-    run = Recorder(tmp_path, **changes)
-    assert list(run.keys) == labels
-    assert min(run.steps.values()) == (0 if "warmup" in changes else -1)
+LEFT_OUT = [
+    ({"warmup": None}, ["evaluate[start]", *rounds(1, 2), "evaluate[final]", "deploy"]),
+    ({"rounds": 0}, ["evaluate[start]", *WARMUP, "deploy"]),
+    ({"deploy": {"mode": "none"}, "rounds": 1}, ["evaluate[start]", *WARMUP, *rounds(1), "evaluate[final]"]),
+    ({"rounds": 0, "warmup": None, "deploy": {"mode": "none"}}, ["evaluate[start]"]),
+]
+
+
+def test_what_is_not_asked_for_is_left_out(tmp_path):
+    for changes, labels in LEFT_OUT:
+        run = Recorder(tmp_path, **changes)
+        assert list(run.keys) == labels
+        assert min(run.steps.values()) == (0 if "warmup" in changes else -1)
 
 
 def test_each_policy_acts_in_the_next_round_and_training_goes_on_from_it(tmp_path):
@@ -118,28 +118,29 @@ def test_the_reference_is_the_checkpoint_from_which_the_rounds_began(tmp_path):
 AFTER_ROUNDS = ["evaluate[final]", "deploy"]
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"algorithm": {"name": "grpo", "learning_rate": 1e-5}}, ["train[1]", *rounds(2), *AFTER_ROUNDS]),
-        ({"collect": {"scenarios": 4, "group_size": 2, "concurrency": 3}}, []),
-        ({"evaluate": {"concurrency": 3, "timeout": 9.0}}, []),
-        ({"compute": {"default": "process"}}, []),
-        ({"tracking": {"traces": 0}}, []),
-        ({"root": "elsewhere"}, []),
-        ({"store": "memory://elsewhere"}, []),
-        ({"model": {"name": "tiny", "source": "random", "device": "cpu"}}, []),
-        ({"collect": {"scenarios": 4, "group_size": 4}}, [*rounds(1, 2), *AFTER_ROUNDS]),
-        ({"evaluate": {"scenarios": 2}}, ["evaluate[start]", "evaluate[sft]", *AFTER_ROUNDS]),
-        ({"filter": {"_target_": "components.filters.everything.Everything"}},
-         ["filter[1]", "train[1]", *rounds(2), *AFTER_ROUNDS]),
-        ({"seed": 1}, [*WARMUP, *rounds(1, 2), *AFTER_ROUNDS]),
-        ({"model": {"name": "tiny", "source": "random", "lora": {"rank": 4}}},
-         ["train[sft]", "evaluate[sft]", *rounds(1, 2), *AFTER_ROUNDS]),
-    ],
-)  # fmt: skip
-def test_a_change_runs_again_only_what_depends_on_it(tmp_path, change, expected):
-    assert changed(Recorder(tmp_path), Recorder(tmp_path, **change)) == expected
+CHANGES = [
+    ({"algorithm": {"name": "grpo", "learning_rate": 1e-5}}, ["train[1]", *rounds(2), *AFTER_ROUNDS]),
+    ({"collect": {"scenarios": 4, "group_size": 2, "concurrency": 3}}, []),
+    ({"evaluate": {"concurrency": 3, "timeout": 9.0}}, []),
+    ({"compute": {"default": "process"}}, []),
+    ({"tracking": {"traces": 0}}, []),
+    ({"root": "elsewhere"}, []),
+    ({"store": "memory://elsewhere"}, []),
+    ({"model": {"name": "tiny", "source": "random", "device": "cpu"}}, []),
+    ({"collect": {"scenarios": 4, "group_size": 4}}, [*rounds(1, 2), *AFTER_ROUNDS]),
+    ({"evaluate": {"scenarios": 2}}, ["evaluate[start]", "evaluate[sft]", *AFTER_ROUNDS]),
+    ({"filter": {"_target_": "components.filters.everything.Everything"}},
+     ["filter[1]", "train[1]", *rounds(2), *AFTER_ROUNDS]),
+    ({"seed": 1}, [*WARMUP, *rounds(1, 2), *AFTER_ROUNDS]),
+    ({"model": {"name": "tiny", "source": "random", "lora": {"rank": 4}}},
+     ["train[sft]", "evaluate[sft]", *rounds(1, 2), *AFTER_ROUNDS]),
+]  # fmt: skip
+
+
+def test_a_change_runs_again_only_what_depends_on_it(tmp_path):
+    plain = Recorder(tmp_path)
+    for change, expected in CHANGES:
+        assert changed(plain, Recorder(tmp_path, **change)) == expected, change
 
 
 def test_demonstrations_are_one_episode_a_scenario(tmp_path):
@@ -159,18 +160,18 @@ def evaluations(run):
     return [label for label in run.keys if label.startswith("evaluate")]
 
 
-@pytest.mark.parametrize(
-    ("rounds_", "every", "expected"),
-    [(4, 0, []), (4, 2, [2]), (5, 2, [2, 4]), (4, 1, [1, 2, 3]), (4, 3, [3]), (4, 4, []), (4, 9, [])],
-)
-def test_the_policy_is_evaluated_after_every_so_many_rounds_and_once_at_the_end(tmp_path, rounds_, every, expected):
-    run = Recorder(tmp_path, rounds=rounds_, evaluate={"every": every})
-    labels = [f"evaluate[{number}]" for number in expected]
-    assert evaluations(run) == ["evaluate[start]", "evaluate[sft]", *labels, "evaluate[final]"]
-    for number in expected:
-        assert run.requests[f"evaluate[{number}]"].inputs == {"policy": run.keys[f"train[{number}]"]}
-        assert run.steps[f"evaluate[{number}]"] == number
-    assert [one.step for one in run.outcome.measured] == [0, *expected, rounds_]
+LOOKS = [(4, 0, []), (4, 2, [2]), (5, 2, [2, 4]), (4, 1, [1, 2, 3]), (4, 3, [3]), (4, 4, []), (4, 9, [])]
+
+
+def test_the_policy_is_evaluated_after_every_so_many_rounds_and_once_at_the_end(tmp_path):
+    for rounds_, every, expected in LOOKS:
+        run = Recorder(tmp_path, rounds=rounds_, evaluate={"every": every})
+        labels = [f"evaluate[{number}]" for number in expected]
+        assert evaluations(run) == ["evaluate[start]", "evaluate[sft]", *labels, "evaluate[final]"]
+        for number in expected:
+            assert run.requests[f"evaluate[{number}]"].inputs == {"policy": run.keys[f"train[{number}]"]}
+            assert run.steps[f"evaluate[{number}]"] == number
+        assert [one.step for one in run.outcome.measured] == [0, *expected, rounds_]
 
 
 def test_it_is_the_same_stage_as_at_the_end(tmp_path):
@@ -178,17 +179,11 @@ def test_it_is_the_same_stage_as_at_the_end(tmp_path):
     assert long.keys["evaluate[2]"] == short.keys["evaluate[final]"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"evaluate": {"every": 1}},
-        {"evaluate": {"every": 1}, "early_stopping": {"patience": 5, "metric": "reward"}},
-        {"guards": {"no_signal": "stop", "reward_hacking": "off"}},
-    ],
-)
-def test_when_to_look_and_when_to_stop_are_in_no_key(tmp_path, change):
-    plain, other = Recorder(tmp_path, rounds=3), Recorder(tmp_path, rounds=3, **change)
-    assert plain.keys.items() <= other.keys.items()
+def test_when_to_look_and_when_to_stop_are_in_no_key(tmp_path):
+    plain = Recorder(tmp_path, rounds=3)
+    early = {"evaluate": {"every": 1}, "early_stopping": {"patience": 5, "metric": "reward"}}
+    for change in (early, {"guards": {"no_signal": "stop", "reward_hacking": "off"}}):
+        assert plain.keys.items() <= Recorder(tmp_path, rounds=3, **change).keys.items()
 
 
 FALLING = success(sft=0.3, _1=0.5, _2=0.4, _3=0.45, _4=0.9, final=0.9)
@@ -226,19 +221,19 @@ def test_a_sweep_may_end_a_run_after_any_evaluation_and_nothing_is_deployed(tmp_
     assert run.outcome.export is None
 
 
-@pytest.mark.parametrize(
-    ("rule", "last"),
-    [
-        ({"patience": 3}, 5),
-        ({"patience": 1}, 2),
-        ({"patience": 1, "min_gain": 0.25}, 1),  # the start of the rounds counts: 0.3 to 0.5 is no gain
-        ({"patience": 1, "metric": "reward"}, 5),  # not measured: go on
-    ],
-)
-def test_patience_and_least_gain_are_counted_in_evaluations(tmp_path, rule, last):
-    run = Recorder(tmp_path, FALLING, **{**STOPPING, "early_stopping": rule})
-    assert run.outcome.last_step == last
-    assert (run.outcome.stopped is None) == (last == 5)
+RULES = [
+    ({"patience": 3}, 5),
+    ({"patience": 1}, 2),
+    ({"patience": 1, "min_gain": 0.25}, 1),  # the start of the rounds counts: 0.3 to 0.5 is no gain
+    ({"patience": 1, "metric": "reward"}, 5),  # not measured: go on
+]
+
+
+def test_patience_and_least_gain_are_counted_in_evaluations(tmp_path):
+    for rule, last in RULES:
+        run = Recorder(tmp_path, FALLING, **{**STOPPING, "early_stopping": rule})
+        assert run.outcome.last_step == last, rule
+        assert (run.outcome.stopped is None) == (last == 5)
 
 
 def test_the_best_policy_is_evaluated_as_the_final_one_and_deployed(tmp_path):
@@ -258,20 +253,20 @@ def test_the_best_policy_is_evaluated_as_the_final_one_and_deployed(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("metrics", "step"),
-    [
-        (success(sft=0.3, _2=0.5), 2),
-        (success(sft=0.5, _2=0.5), 0),  # a tie goes to the earlier one
-        (success(sft=0.6, _2=0.5), 0),
-        (success(start=0.9, sft=0.3, _2=0.5), 2),  # the untrained model is no checkpoint
-    ],
-)
-def test_without_evaluations_in_the_rounds_the_best_is_the_start_of_the_rounds_or_the_last(tmp_path, metrics, step):
-    run = Recorder(tmp_path, metrics, deploy={"policy": "best"})
-    assert evaluations(run) == ["evaluate[start]", "evaluate[sft]", "evaluate[2]", "evaluate[final]"]
-    assert run.outcome.checkpoint.key == run.keys["train[2]" if step else "train[sft]"]
-    assert run.steps["evaluate[final]"] == run.outcome.step == step
+BEST = [
+    (success(sft=0.3, _2=0.5), 2),
+    (success(sft=0.5, _2=0.5), 0),  # a tie goes to the earlier one
+    (success(sft=0.6, _2=0.5), 0),
+    (success(start=0.9, sft=0.3, _2=0.5), 2),  # the untrained model is no checkpoint
+]
+
+
+def test_without_evaluations_in_the_rounds_the_best_is_the_start_of_the_rounds_or_the_last(tmp_path):
+    for metrics, step in BEST:
+        run = Recorder(tmp_path, metrics, deploy={"policy": "best"})
+        assert evaluations(run) == ["evaluate[start]", "evaluate[sft]", "evaluate[2]", "evaluate[final]"]
+        assert run.outcome.checkpoint.key == run.keys["train[2]" if step else "train[sft]"]
+        assert run.steps["evaluate[final]"] == run.outcome.step == step
 
 
 def test_the_best_is_chosen_by_the_metric_of_early_stopping(tmp_path):

@@ -20,6 +20,7 @@ from flows.recipes.continual import forgetting
 from flows.recipes.rehearsal import rehearse
 from tests.docs.pages import ROOT, own_package
 from tests.flows.test_online_rl import DATA, WARMUP, Recorder, rounds
+from tests.refusals import wrong_refusals
 
 PAGE = ROOT / "docs" / "guides" / "own_recipe.md"
 EVOL = {"_target_": "flows.recipes.agent_evol.agent_evol"}
@@ -28,18 +29,16 @@ TICTACTOE = {"_target_": "components.environments.games.tictactoe.TicTacToe", "t
 SFT = {"algorithm": {"name": "sft"}, "filter": {"_target_": "components.filters.everything.Everything"}}
 
 
-@pytest.mark.parametrize("start", ["base", "start", "last"])
-def test_agent_evol_trains_on_all_episodes_so_far(tmp_path, start):
-    run = Recorder(tmp_path, flow={**EVOL, "evolve_from": start}, **SFT)
-    assert list(run.keys) == ["evaluate[start]", *WARMUP, *rounds(1, 2), "evaluate[final]", "deploy"]
-    inputs = run.requests["train[2]"].inputs
-    collections = {"": "sft", "+1": "1", "+2": "2"}
-    for suffix, label in collections.items():
-        assert inputs[f"trajectories{suffix}"] == run.keys[f"collect[{label}]"]
-        assert inputs[f"selection{suffix}"] == run.keys[f"filter[{label}]"]
-    expected = {"base": None, "start": run.keys["train[sft]"], "last": run.keys["train[1]"]}
-    assert inputs.get("start") == expected[start]
-    assert run.requests["collect[2]"].inputs == {"policy": run.keys["train[1]"]}
+def test_agent_evol_trains_on_all_episodes_so_far(tmp_path):
+    for start, label in (("base", None), ("start", "train[sft]"), ("last", "train[1]")):
+        run = Recorder(tmp_path, flow={**EVOL, "evolve_from": start}, **SFT)
+        assert list(run.keys) == ["evaluate[start]", *WARMUP, *rounds(1, 2), "evaluate[final]", "deploy"]
+        inputs = run.requests["train[2]"].inputs
+        for suffix, collection in {"": "sft", "+1": "1", "+2": "2"}.items():
+            assert inputs[f"trajectories{suffix}"] == run.keys[f"collect[{collection}]"]
+            assert inputs[f"selection{suffix}"] == run.keys[f"filter[{collection}]"]
+        assert inputs.get("start") == (label and run.keys[label])
+        assert run.requests["collect[2]"].inputs == {"policy": run.keys["train[1]"]}
 
 
 def test_a_curriculum_adds_a_level_when_a_round_reaches_the_threshold(tmp_path):
@@ -48,11 +47,6 @@ def test_a_curriculum_adds_a_level_when_a_round_reaches_the_threshold(tmp_path):
     levels = [run.requests[f"collect[{number}]"].spec["environment"]["difficulties"] for number in (1, 2, 3, 4)]
     assert levels == [[1], [1, 2], [1, 2], [1, 2, 3]]
     assert "difficulties" not in run.requests["evaluate[final]"].spec["environment"]
-
-
-def test_a_curriculum_needs_an_environment_with_difficulties(tmp_path):
-    with pytest.raises(SpecError, match="Shop has no difficulties"):
-        Recorder(tmp_path, flow=CURRICULUM)
 
 
 GUESS = {"_target_": "components.environments.games.guess.Guess", "train": 16, "heldout": 4}
@@ -100,30 +94,6 @@ def test_forgetting_is_the_mean_loss_of_success_on_the_earlier_environments():
     assert forgetting(["a", "b"], [{}, {}]) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"environment": TICTACTOE}, "expected environment=mixture"), ({"rounds": 1}, "2 environments in 1 rounds")],
-)
-def test_continual_needs_environments_and_a_round_for_each(tmp_path, changes, message):
-    with pytest.raises(SpecError, match=message):
-        Recorder(tmp_path, **{**CONTINUAL, **changes})
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("continual", {**CONTINUAL, "replay": None, "ewc": None}),
-        ("curriculum", {"flow": CURRICULUM, "environment": TICTACTOE}),
-    ],
-)
-def test_a_recipe_that_changes_the_environment_of_rounds_refuses_overlap_before_the_first_stage(
-    tmp_path, monkeypatch, name, changes
-):
-    monkeypatch.setattr(Recorder, "__call__", lambda *arguments: pytest.fail("a stage ran"))
-    with pytest.raises(SpecError, match=rf"collect.overlap: 1: flow={name} chooses the environment"):
-        Recorder(tmp_path, **changes, collect={**DATA["collect"], "overlap": 1})
-
-
 ROLES = {
     "flow": {"_target_": "flows.recipes.multi_agent.multi_agent", "order": ["worker", "planner", "all"]},
     "agent": {"roles": {}},
@@ -142,33 +112,33 @@ def test_multi_agent_trains_the_roles_in_order_and_evaluates_after_each(tmp_path
     ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"agent": {}}, "agent.roles: null: one agent plays"),
-        ({"flow": {**ROLES["flow"], "order": ["critic"]}}, "flow.order: critic: the agent has no such role"),
-        ({"rounds": 2}, "rounds: 2: fewer than the 3 phases"),
-    ],
-)
-def test_multi_agent_needs_the_roles_and_a_round_for_each_phase(tmp_path, changes, message):
-    with pytest.raises(SpecError, match=message):
-        Recorder(tmp_path, **{**ROLES, **changes})
+OVERLAP = {"collect": {**DATA["collect"], "overlap": 1}}
+REFUSED = [
+    ({"flow": CURRICULUM}, "Shop has no difficulties"),
+    ({"flow": CURRICULUM, "environment": TICTACTOE, **OVERLAP}, "collect.overlap: 1: flow=curriculum chooses the env"),
+    ({**CONTINUAL, "replay": None, "ewc": None, **OVERLAP}, "collect.overlap: 1: flow=continual chooses the environm"),
+    ({**CONTINUAL, "environment": TICTACTOE}, "expected environment=mixture"),
+    ({**CONTINUAL, "rounds": 1}, "2 environments in 1 rounds"),
+    ({**ROLES, "agent": {}}, "agent.roles: null: one agent plays"),
+    ({**ROLES, "flow": {**ROLES["flow"], "order": ["critic"]}}, "flow.order: critic: the agent has no such role"),
+    ({**ROLES, "rounds": 2}, "rounds: 2: fewer than the 3 phases"),
+]
 
 
-@pytest.mark.parametrize("key", sorted({*SHARED_KEYS} - {"rounds", "early_stopping", "warmup", "data"}))
-def test_a_shared_key_that_a_flow_does_not_read_is_rejected(key):
-    lines = ["none", "+none"] if key in ("feedback", "reward_model") else ["null", "+null", "+part"]
-    for line in lines:
-        sign, value = ("+" if "+" in line else ""), line.lstrip("+")
-        override = f"+{key}.part=1" if value == "part" else f"{sign}{key}={value}"
-        with pytest.raises(SpecError) as caught:
-            compose(["+experiment=smoke", "flow=agent_evol", override])
-        assert "flow=agent_evol does not read it" in str(caught.value)
+def test_what_a_recipe_cannot_do_is_refused_before_the_first_stage(tmp_path, monkeypatch):
+    monkeypatch.setattr(Recorder, "__call__", lambda *arguments: pytest.fail("a stage ran"))
+    assert wrong_refusals(REFUSED, lambda changes: Recorder(tmp_path, **changes)) == []
 
 
-def test_an_unknown_key_of_a_recipe_is_reported_with_the_nearest():
-    with pytest.raises(SpecError, match=r"expected one of _target_, evolve_from. Did you mean 'flow.evolve_from'"):
-        compose(["+experiment=smoke", "flow=agent_evol", "flow.evolve=base"])
+def test_a_shared_key_that_a_flow_does_not_read_is_rejected():
+    keys = sorted({*SHARED_KEYS} - {"rounds", "early_stopping", "warmup", "data"})
+    overrides = []
+    for key in keys:
+        value = "none" if key in ("feedback", "reward_model") else "null"
+        overrides += [f"{key}={value}", f"+{key}={value}"] + ([f"+{key}.part=1"] if value == "null" else [])
+    cases = [(override, "flow=agent_evol does not read it") for override in overrides]
+    cases += [("flow.evolve=base", "expected one of _target_, evolve_from. Did you mean 'flow.evolve_from'")]
+    assert wrong_refusals(cases, lambda line: compose(["+experiment=smoke", "flow=agent_evol", line])) == []
 
 
 # --- a recipe of a user's package -----------------------------------------------------------------------------------
@@ -203,10 +173,7 @@ def test_it_ends_its_rounds_where_it_wants(mine, tmp_path):
     assert list(run.keys)[-2:] == ["evaluate[final]", "deploy"]
 
 
-def test_it_runs_to_its_export_and_again_from_the_cache(mine, monkeypatch, capsys):
-    from flows.session import run
-
-    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+def test_it_runs_to_its_export_and_again_from_the_cache(mine, run):
     spec = composed(mine, "rounds=1")
     first = run(spec)
     assert first["stages"]["train[1]"] == "ran"
@@ -315,21 +282,19 @@ def test_offline_training_without_an_environment_plays_no_episode(tmp_path, chat
     assert run.requests["deploy"].inputs == {name: run.keys[label] for name, label in inputs.items()}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"flow": {"_target_": "flows.recipes.online_rl.online_rl"}},
-            "environment: null: flow=online_rl plays episodes",
-        ),
-        ({}, "warmup: set, but its demonstrations are episodes of an environment, and environment=none"),
-        ({"warmup": None, "certify": True}, "certify: true: the certificate reads the prompts of an environment"),
-    ],
-    ids=["flow", "warmup", "certify"],
-)
-def test_parts_that_play_an_environment_are_refused_without_one(tmp_path, chats, changes, message):
-    with pytest.raises(SpecError, match=message):
-        Recorder(tmp_path, **{**OFFLINE, **SFT, "data": {"path": str(chats)}, "environment": None, **changes})
+WITHOUT_ENVIRONMENT = [
+    (
+        {"flow": {"_target_": "flows.recipes.online_rl.online_rl"}},
+        "environment: null: flow=online_rl plays episodes",
+    ),
+    ({}, "warmup: set, but its demonstrations are episodes of an environment, and environment=none"),
+    ({"warmup": None, "certify": True}, "certify: true: the certificate reads the prompts of an environment"),
+]
+
+
+def test_parts_that_play_an_environment_are_refused_without_one(tmp_path, chats):
+    data = {**OFFLINE, **SFT, "data": {"path": str(chats)}, "environment": None}
+    assert wrong_refusals(WITHOUT_ENVIRONMENT, lambda changes: Recorder(tmp_path, **{**data, **changes})) == []
 
 
 def test_held_out_rows_are_validated_before_and_after_a_warmup_on_data(tmp_path, chats):
@@ -357,10 +322,7 @@ def test_data_that_no_training_reads_is_refused(tmp_path, chats):
         Recorder(tmp_path, data={"path": str(chats)}, warmup=None)
 
 
-def test_an_environment_that_is_named_is_evaluated_before_and_after_offline_training(chats, monkeypatch):
-    from flows.session import run
-
-    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+def test_an_environment_that_is_named_is_evaluated_before_and_after_offline_training(chats, run):
     lines = ["name=offline", "model=tiny", "flow=offline", "environment=shop", f"data.path={chats}"]
     limits = ["evaluate.scenarios=2", "agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
     result = run(compose([*lines, *limits]))
@@ -372,10 +334,7 @@ def test_an_environment_that_is_named_is_evaluated_before_and_after_offline_trai
     assert Path(result["export"]).is_dir()
 
 
-def test_training_on_pairs_without_an_environment_improves_held_out_rows(tmp_path, monkeypatch, capsys):
-    from flows.session import run
-
-    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+def test_training_on_pairs_without_an_environment_improves_held_out_rows(tmp_path, run, monkeypatch, capsys):
     rows = tmp_path / "rows.jsonl"
     pairs = [{"prompt": f"Say {n}.", "chosen": "Yes.", "rejected": "No, never."} for n in range(32)]
     rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
@@ -398,10 +357,7 @@ def test_training_on_pairs_without_an_environment_improves_held_out_rows(tmp_pat
     assert f"| after training | {result['loss']:.3f} | {result['accuracy']:.3f} |" in card
 
 
-def test_data_of_another_kind_than_the_algorithm_needs_is_refused(chats, tmp_path, monkeypatch, capsys):
-    from flows.session import run
-
-    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+def test_data_of_another_kind_than_the_algorithm_needs_is_refused(chats, run):
     lines = ["name=offline", "model=tiny", "flow=offline", f"data.path={chats}", "data.heldout=0.5"]
     limits = ["agent.max_turns=1", "agent.max_tokens=4", f"root={chats.parent}/runs"]
     with pytest.raises(SpecError, match=r"algorithm=dpo learns nothing from this data; it needs preference pairs"):
@@ -410,10 +366,7 @@ def test_data_of_another_kind_than_the_algorithm_needs_is_refused(chats, tmp_pat
         compose([*lines, *limits, "algorithm=grpo"])
 
 
-def test_rejected_answers_are_not_imitated(tmp_path, monkeypatch):
-    from flows.session import run
-
-    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+def test_rejected_answers_are_not_imitated(tmp_path, run):
     pairs = tmp_path / "pairs.jsonl"
     rows = [{"prompt": f"{n} + 1?", "chosen": str(n + 1), "rejected": "7 or so"} for n in range(6)]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -36,39 +36,38 @@ def test_shards_of_single_stages_name_these():
     assert message.startswith("2: filter, evaluate run on local")
 
 
-@pytest.mark.parametrize(
-    ("lines", "paths"),
-    [
-        (["compute.shards=0"], ["compute.shards"]),
-        (["compute.shards=many"], ["compute.shards"]),
-        (["compute.price=-1", "compute.prices.train=-2"], ["compute.price", "compute.prices.train"]),
-        (["compute.price=1", "compute.prices.train=-2"], ["compute.prices.train"]),
-    ],
-)
-def test_a_value_that_config_files_copy_to_other_keys_is_one_problem(lines, paths):
-    assert list(problems(*lines)) == paths
+def test_a_value_that_config_files_copy_to_other_keys_is_one_problem():
+    paths = {
+        ("compute.shards=0",): ["compute.shards"],
+        ("compute.shards=many",): ["compute.shards"],
+        ("compute.price=-1", "compute.prices.train=-2"): ["compute.price", "compute.prices.train"],
+        ("compute.price=1", "compute.prices.train=-2"): ["compute.prices.train"],
+    }
+    assert {lines: list(problems(*lines)) for lines in paths} == paths
 
 
-@pytest.mark.parametrize(
-    ("line", "message", "near"),
-    [
-        ("compute.stage_shards.evaluat=2", "no such key in compute.stage_shards; expected one of import, collect, "
-         "judge, filter, evaluate", "compute.stage_shards.evaluate"),
-        ("compute.stage_shards.x=2", "no such key in compute.stage_shards; expected one of import, collect, judge, "
-         "filter, evaluate", None),
-        ("+compute.stage_shards.x=2", "no such key in compute.stage_shards; expected one of import, collect, judge, "
-         "filter, evaluate", None),
-        ("compute.stages.trian=process", "no such key in compute.stages; expected one of ", "compute.stages.train"),
-        ("compute.stages.reward_model=process", "is set by no config file: add it with +",
-         "+compute.stages.reward_model=process"),
-        ("compute.places.proces=3", "no such key in compute.places; expected one of local, process, or a new key: "
-         "+compute.places.proces=3", "compute.places.process"),
-    ],
-)  # fmt: skip
-def test_a_misspelt_stage_or_place_is_answered_with_the_valid_ones(line, message, near):
-    ((text, hint),) = problems(line).values()
-    assert text.startswith(message)
-    assert hint == near
+SPLIT = "no such key in compute.stage_shards; expected one of import, collect, judge, filter, evaluate"
+MISSPELT = {
+    "compute.stage_shards.evaluat=2": (SPLIT, "compute.stage_shards.evaluate"),
+    "compute.stage_shards.x=2": (SPLIT, None),
+    "+compute.stage_shards.x=2": (SPLIT, None),
+    "compute.stages.trian=process": ("no such key in compute.stages; expected one of ", "compute.stages.train"),
+    "compute.stages.reward_model=process": (
+        "is set by no config file: add it with +",
+        "+compute.stages.reward_model=process",
+    ),
+    "compute.places.proces=3": (
+        "no such key in compute.places; expected one of local, process, or a new key: +compute.places.proces=3",
+        "compute.places.process",
+    ),
+}
+
+
+def test_a_misspelt_stage_or_place_is_answered_with_the_valid_ones():
+    for line, (message, near) in MISSPELT.items():
+        ((text, hint),) = problems(line).values()
+        assert text.startswith(message)
+        assert hint == near
 
 
 def test_the_experiment_is_blamed_only_for_keys_that_it_sets(tmp_path):
@@ -102,28 +101,32 @@ def test_settings_of_early_stops_without_one_name_their_key():
     }
 
 
-@pytest.mark.parametrize(("overlap", "rounds", "most"), [(5, 1, 0), (2, 2, 1), (1, 2, None), (1, 0, 0), (0, 0, None)])
-def test_rounds_ahead_that_do_not_exist_are_a_note(tmp_path, overlap, rounds, most):
-    spec = spec_of(tmp_path, rounds=rounds, collect={"scenarios": 2, "group_size": 2, "overlap": overlap})
-    notes = [note for note in plan(spec).notes if note.startswith("collect.overlap=") and "can be collected" in note]
-    expected = (
-        f"collect.overlap={overlap}: with rounds={rounds} at most {most} rounds can be collected ahead, all with the "
-        f"policy at the start of the rounds; expected at most {most}"
-    )
-    assert notes == ([] if most is None else [expected])
+AHEAD = [(5, 1, 0), (2, 2, 1), (1, 2, None), (1, 0, 0), (0, 0, None)]
 
 
-@pytest.mark.parametrize(
-    ("lines", "path", "message"),
-    [
-        (["seeds=[]"], "seeds", "[]: expected at least 1 entry"),
-        (["deploy.formats=[]"], "deploy.formats", "[]: expected at least 1 entry"),
-        (["++data.path=[]"], "data.path", "[]: expected at least 1 entry"),
-        (["++data.path=''"], "data.path", "'': expected text of at least 1 character"),
-        (["++model.lora=[1]"], "++model.lora", "[1]: expected a mapping of keys to values"),
-        (["collect.partial={}"], "collect.partial.turns", "null, as is tokens, so no episode is paused; expected a "
-         "number for one of them"),
-    ],
-)  # fmt: skip
-def test_invalid_values_are_described_in_words_of_a_config_file(lines, path, message):
-    assert problems(*lines)[path][0] == message
+def test_rounds_ahead_that_do_not_exist_are_a_note(tmp_path):
+    for overlap, rounds, most in AHEAD:
+        spec = spec_of(tmp_path, rounds=rounds, collect={"scenarios": 2, "group_size": 2, "overlap": overlap})
+        notes = [
+            note for note in plan(spec).notes if note.startswith("collect.overlap=") and "can be collected" in note
+        ]
+        expected = (
+            f"collect.overlap={overlap}: with rounds={rounds} at most {most} rounds can be collected ahead, all with "
+            f"the policy at the start of the rounds; expected at most {most}"
+        )
+        assert notes == ([] if most is None else [expected])
+
+
+INVALID = [
+    (["seeds=[]"], "seeds", "[]: expected at least 1 entry"),
+    (["deploy.formats=[]"], "deploy.formats", "[]: expected at least 1 entry"),
+    (["++data.path=[]"], "data.path", "[]: expected at least 1 entry"),
+    (["++data.path=''"], "data.path", "'': expected text of at least 1 character"),
+    (["++model.lora=[1]"], "++model.lora", "[1]: expected a mapping of keys to values"),
+    (["collect.partial={}"], "collect.partial.turns", "null, as is tokens, so no episode is paused; expected a "
+     "number for one of them"),
+]  # fmt: skip
+
+
+def test_invalid_values_are_described_in_words_of_a_config_file():
+    assert [(lines, path, problems(*lines)[path][0]) for lines, path, _ in INVALID] == INVALID

@@ -71,17 +71,18 @@ def test_an_ensemble_differs_by_seed(tmp_path):
 AFTER = ["evaluate[final]", "deploy"]
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"weight": 2.0}, ["judge[1]", "filter[1]", "train[1]", *rounds(2), *AFTER]),
-        ({"algorithm": {"name": "reward_model", "epochs": 2}},
-         ["train[reward]", "judge[1]", "filter[1]", "train[1]", *rounds(2), *AFTER]),
-        ({"scenarios": 8}, [*REWARD, "judge[1]", "filter[1]", "train[1]", *rounds(2), *AFTER]),
-    ],
-)  # fmt: skip
-def test_a_change_runs_again_only_what_depends_on_it(tmp_path, change, expected):
-    assert changed(Recorder(tmp_path, reward_model=BT), Recorder(tmp_path, reward_model={**BT, **change})) == expected
+CHANGES = [
+    ({"weight": 2.0}, ["judge[1]", "filter[1]", "train[1]", *rounds(2), *AFTER]),
+    ({"algorithm": {"name": "reward_model", "epochs": 2}},
+     ["train[reward]", "judge[1]", "filter[1]", "train[1]", *rounds(2), *AFTER]),
+    ({"scenarios": 8}, [*REWARD, "judge[1]", "filter[1]", "train[1]", *rounds(2), *AFTER]),
+]  # fmt: skip
+
+
+def test_a_change_runs_again_only_what_depends_on_it(tmp_path):
+    plain = Recorder(tmp_path, reward_model=BT)
+    for change, expected in CHANGES:
+        assert changed(plain, Recorder(tmp_path, reward_model={**BT, **change})) == expected
 
 
 def test_the_declared_reward_counts_in_the_rounds_only_where_it_has_a_weight(tmp_path):
@@ -129,30 +130,30 @@ def test_a_plan_knows_its_stages(tmp_path):
     assert judge.inputs == {"trajectories": "collect[1]", "reward_model": "train[reward]"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "path", "words"),
-    [
-        ({"reward_model": {**BT, "group_size": 1}}, "reward_model.group_size", "a preference pair needs two episodes"),
-        ({"reward_model": {**BT, "scenarios": 17}}, "reward_model.scenarios", "expected at most 16"),
-        ({"reward_model": {**BT, "combine": "min"}}, "reward_model.combine", "but reward_model.models=1"),
-        ({"reward_model": BT, "algorithm": {"name": "sft"}, "collect": {"temperature": 0.0, "scenarios": 4}},
-         "collect.temperature", "would be identical"),
-        ({"reward_model": {**BT, "every": 2}}, "reward_model.every", "with rounds=2 .* expected at most 1, or 0"),
-        ({"reward_model": {**BT, "every": 1}, "rounds": 0}, "reward_model.every", "with rounds=0 .* expected 0"),
-        ({"reward_model": {**BT, "every": -1}}, "reward_model.every", "0"),
-        ({"reward_model": {**BT, "keep": "none"}}, "reward_model.keep", "every=0, which trains the reward model once"),
-        ({"reward_model": {**BT, "every": 1}, "evaluate": {"every": 1}, "guards": {"reward_hacking": "stop"}},
-         "guards.reward_hacking", "reward_model.every=1 retrains it after each round"),
-        ({"reward_model": {**BT, "algorithm": {"name": "grpo"}}}, "reward_model.algorithm", "reward_model"),
-        ({"algorithm": {"name": "reward_model"}}, "algorithm", "grpo"),
-    ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused(tmp_path, changes, path, words):
-    with pytest.raises(SpecError) as caught:
-        spec_of(tmp_path, **changes)
-    found = {problem.path: str(problem) for problem in caught.value.problems}
-    (named,) = [text for where, text in found.items() if where.startswith(path)]
-    assert re.search(words, named)
+NONSENSE = [
+    ({"reward_model": {**BT, "group_size": 1}}, "reward_model.group_size", "a preference pair needs two episodes"),
+    ({"reward_model": {**BT, "scenarios": 17}}, "reward_model.scenarios", "expected at most 16"),
+    ({"reward_model": {**BT, "combine": "min"}}, "reward_model.combine", "but reward_model.models=1"),
+    ({"reward_model": BT, "algorithm": {"name": "sft"}, "collect": {"temperature": 0.0, "scenarios": 4}},
+     "collect.temperature", "would be identical"),
+    ({"reward_model": {**BT, "every": 2}}, "reward_model.every", "with rounds=2 .* expected at most 1, or 0"),
+    ({"reward_model": {**BT, "every": 1}, "rounds": 0}, "reward_model.every", "with rounds=0 .* expected 0"),
+    ({"reward_model": {**BT, "every": -1}}, "reward_model.every", "0"),
+    ({"reward_model": {**BT, "keep": "none"}}, "reward_model.keep", "every=0, which trains the reward model once"),
+    ({"reward_model": {**BT, "every": 1}, "evaluate": {"every": 1}, "guards": {"reward_hacking": "stop"}},
+     "guards.reward_hacking", "reward_model.every=1 retrains it after each round"),
+    ({"reward_model": {**BT, "algorithm": {"name": "grpo"}}}, "reward_model.algorithm", "reward_model"),
+    ({"algorithm": {"name": "reward_model"}}, "algorithm", "grpo"),
+]  # fmt: skip
+
+
+def test_what_makes_no_sense_is_refused(tmp_path):
+    for changes, path, words in NONSENSE:
+        with pytest.raises(SpecError) as caught:
+            spec_of(tmp_path, **changes)
+        found = {problem.path: str(problem) for problem in caught.value.problems}
+        (named,) = [text for where, text in found.items() if where.startswith(path)]
+        assert re.search(words, named)
 
 
 # --- trained further between the rounds -----------------------------------------------------------------------------
@@ -192,12 +193,14 @@ def test_after_a_round_each_model_goes_on_from_its_last_state_and_judges_the_nex
     assert list(run.outcome.reward_models) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("count", "every", "expected"), [(4, 2, [2]), (5, 2, [2, 4]), (4, 3, [3]), (2, 1, [1])])
-def test_it_is_trained_after_every_so_many_rounds_but_not_after_the_last(tmp_path, count, every, expected):
-    run = Recorder(tmp_path, reward_model={**BT, "every": every}, rounds=count)
-    assert [label for label in run.keys if label.startswith("collect[reward@")] == [
-        f"collect[reward@{number}]" for number in expected
-    ]
+REFRESHED = [(4, 2, [2]), (5, 2, [2, 4]), (4, 3, [3]), (2, 1, [1])]
+
+
+def test_it_is_trained_after_every_so_many_rounds_but_not_after_the_last(tmp_path):
+    for count, every, expected in REFRESHED:
+        run = Recorder(tmp_path, reward_model={**BT, "every": every}, rounds=count)
+        labels = [label for label in run.keys if label.startswith("collect[reward@")]
+        assert labels == [f"collect[reward@{number}]" for number in expected]
 
 
 def test_earlier_collections_are_left_out_where_none_is_kept(tmp_path):
@@ -343,35 +346,24 @@ def play(root, **changes):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "part", [{**BT, "scenarios": 12, "models": 2, "combine": "bound"}, PROCESS], ids=["episodes", "turns"]
-)
-def test_from_the_first_episode_to_the_last(tmp_path, part):
-    algorithm = {"name": "grpo", "credit": "turns" if part is PROCESS else "episode"}
-    made, _ = play(tmp_path, reward_model=part, algorithm=algorithm)
+def test_from_the_first_episode_to_the_last(tmp_path):
+    """By a model of whole episodes; test_step_labels.py has one of turns."""
+    part = {**BT, "scenarios": 12, "models": 2, "combine": "bound"}
+    made, _ = play(tmp_path, reward_model=part)
     assert "loss" in made["train[1]"].metrics  # the learned reward tells episodes of random words apart
     model = made["train[reward]"]
-    assert read_card(model.path).kind == part["algorithm"]["name"]
+    assert read_card(model.path).kind == "reward_model"
     assert model.kind == "reward_model"
     assert {check_artifact(artifact.path) for artifact in made.values()} >= {"reward_model", "judge", "train"}
-    assert {
-        "loss",
-        "heldout_loss",
-        "pairs" if part["algorithm"]["name"] == "reward_model" else "labelled_episodes",
-    } <= set(model.metrics)
+    assert {"loss", "heldout_loss", "pairs"} <= set(model.metrics)
     scores = list(read_scores(made["judge[1]"].path / "scores.parquet"))
     path = made["collect[1]"].path / "trajectories.parquet"
     scored = load_scored(path, made["judge[1]"].path / "scores.parquet", None)
     for score, one, played in zip(scores, scored, read_trajectories(path), strict=True):
         assert one.reward == score.reward is not None
-        if part is PROCESS:
-            assert one.step_rewards == score.step_rewards
-            assert sum(score.step_rewards) == pytest.approx(score.reward)
-            assert score.components["task"] <= 0.0
-        else:
-            assert one.step_rewards == played.step_rewards
-            assert "spread" in score.components
-    _, again = play(tmp_path, reward_model=part, algorithm=algorithm)
+        assert one.step_rewards == played.step_rewards
+        assert "spread" in score.components
+    _, again = play(tmp_path, reward_model=part)
     assert set(again.values()) == {"cached"}
 
 

@@ -1,15 +1,12 @@
-"""The recipe `self_evolve`: window, start and variations of its generations, refused settings, plan, run and fork."""
+"""The recipe `self_evolve`: window, start and variations of its generations, refused settings, plan and fork."""
 
-from pathlib import Path
-
-import pytest
-
-from components.errors import SpecError
 from components.trajectories.schema import Scenario, Trajectory
 from flows.experiment.compose import compose
 from flows.planning.plan import plan
+from tests.flows.pretend import pretend
 from tests.flows.test_online_rl import WARMUP, Recorder, rounds
 from tests.flows.test_recipes import SFT, TICTACTOE
+from tests.refusals import wrong_refusals
 
 EVOLVE = {"_target_": "flows.recipes.self_evolve.self_evolve"}
 DPO = {"algorithm": {"name": "dpo"}}
@@ -24,26 +21,25 @@ def trained_on(run: Recorder, generation: int) -> list[str]:
     return [labels[inputs[name]] for name in names if name in inputs]
 
 
-@pytest.mark.parametrize(
-    ("keep", "window"),
-    [
-        (None, ["collect[sft]", "collect[1]", "collect[2]", "collect[3]"]),
-        (1, ["collect[3]"]),
-        (2, ["collect[2]", "collect[3]"]),
-    ],
-)
-def test_a_generation_trains_on_the_last_ones(tmp_path, keep, window):
-    run = Recorder(tmp_path, flow={**EVOLVE, "keep_generations": keep}, rounds=3, **SFT)
-    assert list(run.keys) == ["evaluate[start]", *WARMUP, *rounds(1, 2, 3), "evaluate[final]", "deploy"]
-    assert trained_on(run, 3) == window
+WINDOWS = [
+    (None, ["collect[sft]", "collect[1]", "collect[2]", "collect[3]"]),
+    (1, ["collect[3]"]),
+    (2, ["collect[2]", "collect[3]"]),
+]
 
 
-@pytest.mark.parametrize("start", ["base", "start", "last"])
-def test_a_generation_starts_from_the_chosen_policy(tmp_path, start):
-    run = Recorder(tmp_path, flow={**EVOLVE, "evolve_from": start}, **SFT)
-    expected = {"base": None, "start": run.keys["train[sft]"], "last": run.keys["train[1]"]}
-    assert run.requests["train[2]"].inputs.get("start") == expected[start]
-    assert run.requests["collect[2]"].inputs == {"policy": run.keys["train[1]"]}
+def test_a_generation_trains_on_the_last_ones(tmp_path):
+    for keep, window in WINDOWS:
+        run = Recorder(tmp_path, flow={**EVOLVE, "keep_generations": keep}, rounds=3, **SFT)
+        assert list(run.keys) == ["evaluate[start]", *WARMUP, *rounds(1, 2, 3), "evaluate[final]", "deploy"]
+        assert trained_on(run, 3) == window
+
+
+def test_a_generation_starts_from_the_chosen_policy(tmp_path):
+    for start, label in (("base", None), ("start", "train[sft]"), ("last", "train[1]")):
+        run = Recorder(tmp_path, flow={**EVOLVE, "evolve_from": start}, **SFT)
+        assert run.requests["train[2]"].inputs.get("start") == (label and run.keys[label])
+        assert run.requests["collect[2]"].inputs == {"policy": run.keys["train[1]"]}
 
 
 def test_preferences_are_learned_from_attempts_without_demonstrations(tmp_path):
@@ -69,56 +65,53 @@ def test_generations_take_turns_with_the_variations(tmp_path):
         assert run.requests[label].spec["environment"] == TICTACTOE
 
 
-REFUSED = {
-    "unknown": (
+REFUSED = [
+    (
         {"flow": {**EVOLVE, "variations": [{}, {"difficulty": [1]}]}},
         r"flow.variations.1.difficulty: .*Did you mean 'difficulties'",
     ),
-    "invalid": ({"flow": {**EVOLVE, "variations": [{"difficulties": [7]}]}}, "flow.variations.0.difficulties"),
-    "small": ({"flow": {**EVOLVE, "variations": [{"train": 3}]}}, r"flow.variations.0: 4: expected at most 3"),
-    "overlap": (
+    ({"flow": {**EVOLVE, "variations": [{"difficulties": [7]}]}}, "flow.variations.0.difficulties"),
+    ({"flow": {**EVOLVE, "variations": [{"train": 3}]}}, r"flow.variations.0: 4: expected at most 3"),
+    (
         {"flow": {**EVOLVE, "variations": [{"seed": 1}]}, "collect": {"scenarios": 4, "group_size": 2, "overlap": 1}},
         "collect.overlap: 1: flow=self_evolve chooses the environment of a round when it begins",
     ),
-    "on-policy": ({"algorithm": {"name": "grpo"}}, "algorithm.name: grpo learns from tokens of the current policy"),
-    "none": ({"flow": {**EVOLVE, "variations": []}}, "flow.variations"),
-    "no window": ({"flow": {**EVOLVE, "keep_generations": 0}}, "flow.keep_generations"),
-}
+    ({"algorithm": {"name": "grpo"}}, "algorithm.name: grpo learns from tokens of the current policy"),
+    ({"flow": {**EVOLVE, "variations": []}}, "flow.variations"),
+    ({"flow": {**EVOLVE, "keep_generations": 0}}, "flow.keep_generations"),
+]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_wrong_setting_is_refused_before_the_first_stage(tmp_path, changes, message):
-    with pytest.raises(SpecError, match=message):
-        Recorder(tmp_path, **{"flow": EVOLVE, "environment": TICTACTOE, **SFT, **changes})
+def test_a_wrong_setting_is_refused_before_the_first_stage(tmp_path):
+    data = {"flow": EVOLVE, "environment": TICTACTOE, **SFT}
+    assert wrong_refusals(REFUSED, lambda changes: Recorder(tmp_path, **{**data, **changes})) == []
 
 
-@pytest.mark.parametrize("override", ["+replay.share=0.5", "+ewc.coefficient=1", "+feedback=null"])
-def test_a_shared_key_that_it_does_not_read_is_rejected(override):
-    with pytest.raises(SpecError, match="flow=self_evolve does not read it"):
-        compose([*SMOKE, override])
+def test_keys_that_it_does_not_read_are_rejected():
+    cases = [
+        (key, "flow=self_evolve does not read it")
+        for key in ("+replay.share=0.5", "+ewc.coefficient=1", "+feedback=null")
+    ]
+    cases += [("+flow.keep_generation=2", r"Did you mean 'flow\.keep_generations'")]
+    assert wrong_refusals(cases, lambda override: compose([*SMOKE, override])) == []
 
 
-def test_an_unknown_key_is_reported_with_the_nearest():
-    with pytest.raises(SpecError, match=r"Did you mean 'flow\.keep_generations'"):
-        compose([*SMOKE, "+flow.keep_generation=2"])
+WAYS = [
+    [],
+    ["algorithm=dpo", "filter=signal"],
+    ["reward=critic", "judge_model@reward.model=policy", "filter=top"],
+    ["collect=reflection", "collect.reflection.demonstrate=true", "filter=successful"],
+    ["reward_model=process", "reward_model.every=1"],
+]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["algorithm=dpo", "filter=signal"],
-        ["reward=critic", "judge_model@reward.model=policy", "filter=top"],
-        ["collect=reflection", "collect.reflection.demonstrate=true", "filter=successful"],
-        ["reward_model=process", "reward_model.every=1"],
-    ],
-)
-def test_the_plan_walks_the_ways_of_the_guide(tmp_path, overrides):
-    planned = plan(compose([*SMOKE, f"root={tmp_path}", "warmup=none", *overrides]))
-    labels = [stage.label for stage in planned.stages]
-    assert [label for label in labels if label in rounds(1, 2)] == rounds(1, 2)
-    (trained,) = (stage for stage in planned.stages if stage.label == "train[2]")
-    assert (trained.inputs["trajectories"], trained.inputs["trajectories+1"]) == ("collect[1]", "collect[2]")
+def test_the_plan_walks_the_ways_of_the_guide(tmp_path):
+    for overrides in WAYS:
+        planned = plan(compose([*SMOKE, f"root={tmp_path}", "warmup=none", *overrides]))
+        labels = [stage.label for stage in planned.stages]
+        assert [label for label in labels if label in rounds(1, 2)] == rounds(1, 2), overrides
+        (trained,) = (stage for stage in planned.stages if stage.label == "train[2]")
+        assert (trained.inputs["trajectories"], trained.inputs["trajectories+1"]) == ("collect[1]", "collect[2]")
 
 
 def test_the_experiment_selects_the_shortest_of_the_won_games():
@@ -133,17 +126,9 @@ def test_the_experiment_selects_the_shortest_of_the_won_games():
     assert [selection.reason for selection in selections] == [*reasons, "accepted/reward_below_minimum"]
 
 
-def test_it_runs_to_its_export_again_from_the_cache_and_on_from_a_fork(tmp_path, monkeypatch, capsys):
-    from flows.session import run
-
-    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
-    overrides = [*SMOKE, "environment=tictactoe", "flow.variations=[{seed: 0}, {seed: 1}]", f"root={tmp_path}"]
-    spec = compose(overrides)
-    first = run(spec)
-    assert first["stages"]["train[2]"] == "ran"
-    assert Path(first["export"]).is_dir()
-    again = run(spec)
-    assert set(again["stages"].values()) == {"cached"}
-    assert again["policy_digest"] == first["policy_digest"]
-    fork = run(compose([*overrides, "rounds=3", f"fork={first['run_id']}@2"]))
-    assert list(fork["stages"])[:5] == ["evaluate[start]", *rounds(3)]
+def test_it_is_found_again_and_goes_on_from_a_fork(tmp_path):
+    flow = {"flow": {**EVOLVE, "variations": [{"seed": 0}, {"seed": 1}]}, "environment": TICTACTOE, **SFT}
+    first = pretend(tmp_path, **flow)
+    assert {stage.status for stage in pretend(tmp_path, **flow).stages} == {"cached"}
+    fork = pretend(tmp_path, **flow, rounds=3, fork=f"{first.short}@2")
+    assert [stage.label for stage in fork.stages][:5] == ["evaluate[start]", *rounds(3)]

@@ -55,26 +55,26 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("argv", "words"), OPTIONS)
-def test_options_that_are_wrong(argv, words):
-    (problem,) = serve.check_options(serve.parser().parse_intermixed_args(argv))
-    assert words in str(problem)
+def test_options_that_are_wrong():
+    for argv, words in OPTIONS:
+        (problem,) = serve.check_options(serve.parser().parse_intermixed_args(argv))
+        assert words in str(problem), argv
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("judge.api_key=abc123", "judge.api_key: holds a secret"),
-        ("store=s3://me:abc123@host/x", "store: holds a secret"),
-        ("hydra.mode=MULTIRUN", "hydra.mode: is for the command line only"),
-        ("experiment=ppo", "experiment: is fixed by the deployment"),
-    ],
-)
-def test_overrides_that_are_no_parameters(line, words):
-    with pytest.raises(SpecError) as error:
-        parameters.resolve(ServedExperiment("a", "smoke", (line,)))
-    assert words in str(error.value)
-    assert "abc123" not in str(error.value)
+NO_PARAMETERS = [
+    ("judge.api_key=abc123", "judge.api_key: holds a secret"),
+    ("store=s3://me:abc123@host/x", "store: holds a secret"),
+    ("hydra.mode=MULTIRUN", "hydra.mode: is for the command line only"),
+    ("experiment=ppo", "experiment: is fixed by the deployment"),
+]
+
+
+def test_overrides_that_are_no_parameters():
+    for line, words in NO_PARAMETERS:
+        with pytest.raises(SpecError) as error:
+            parameters.resolve(ServedExperiment("a", "smoke", (line,)))
+        assert words in str(error.value), line
+        assert "abc123" not in str(error.value)
 
 
 def test_all_mistakes_are_told_at_once_and_nothing_starts(capsys, tmp_path):
@@ -87,37 +87,28 @@ def test_all_mistakes_are_told_at_once_and_nothing_starts(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_schedule_that_is_none(capsys, tmp_path):
+def test_a_pool_without_a_server_that_stays_and_a_schedule_that_is_none(capsys, tmp_path):
+    refused("+experiment=smoke", f"root={tmp_path}", "--pool", "gpu")
+    assert "--pool gpu: workers need a server that outlives this command" in capsys.readouterr().err
     refused("+experiment=smoke", f"root={tmp_path}", "--cron", "0 25 * * *")
     assert "--cron: '0 25 * * *': expected minute, hour" in capsys.readouterr().err
 
 
-def test_a_pool_needs_a_server_that_stays(capsys, tmp_path):
-    refused("+experiment=smoke", f"root={tmp_path}", "--pool", "gpu")
-    assert "--pool gpu: workers need a server that outlives this command" in capsys.readouterr().err
-
-
-def test_a_port_that_is_taken_is_named(capsys, tmp_path):
+def test_a_port_that_is_taken_and_a_server_that_does_not_answer_are_named(capsys, monkeypatch, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused("+experiment=smoke", f"root={tmp_path}", "--port", str(port))
     stderr = capsys.readouterr().err
     assert f"--port {port}: cannot listen (Address already in use)" in stderr
     assert "PREFECT_API_URL" in stderr
-
-
-def test_a_server_that_does_not_answer_is_named(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     refused("+experiment=smoke", f"root={tmp_path}")
     assert "PREFECT_API_URL=http://127.0.0.1:9/api: no Prefect server answers (" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("30m", 1800), ("6h", 21600), ("1 d", 86400), ("9s", None), ("six", None)]
-)
-def test_intervals(text, seconds):
-    found = serve.interval(text)
-    assert (None if found is None else found.total_seconds()) == seconds
+def test_intervals():
+    seconds = {"90s": 90, "30m": 1800, "6h": 21600, "1 d": 86400, "9s": None, "six": None}
+    assert {text: (found := serve.interval(text)) and found.total_seconds() for text in seconds} == seconds
 
 
 # --- the same run -----------------------------------------------------------------------------------------------------
@@ -311,62 +302,58 @@ def test_the_log_of_a_served_run_has_console_lines_and_warnings(ran, connected, 
     check_rows(rows(prefect_server, latest(connected).id))
 
 
-@pytest.mark.parametrize(
-    ("given", "overrides", "name"),
-    [
-        (None, [], "ran"),
-        (None, ["rounds=3"], "ran: rounds=3"),
-        (None, ["seed=" + "1" * 300], "ran: seed=" + "1" * 189 + "…"),
-        ("before the holidays", ["rounds=3"], "before the holidays"),
-    ],
-)
-def test_a_served_run_is_named_after_what_differs(ran, connected, given, overrides, name):
-    ran(lambda spec, *, overrides: {"success": None}, *overrides, enforce=False, name=given)
-    assert latest(connected).name == name
+NAMES = [
+    (None, [], "ran"),
+    (None, ["rounds=3"], "ran: rounds=3"),
+    (None, ["seed=" + "1" * 300], "ran: seed=" + "1" * 189 + "…"),
+    ("before the holidays", ["rounds=3"], "before the holidays"),
+]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("rounds=-1", "1 problem in the configuration:\n  - rounds: -1"),
-        ("seed=1", "'seed=1': a run may not set this; serve.overrides lists rounds"),
-        ("a.password=x", "a run may not set this"),
-    ],
-)
-def test_a_mistake_in_the_form_fails_the_run_with_the_message_of_the_command_line(
-    ran, connected, prefect_server, line, message
-):
-    state = ran(lambda *_, **__: pytest.fail("was run"), line, enforce=False)
-    assert [message in row.message for row in rows(prefect_server, latest(connected).id)] == [True]
-    assert state.name == "Failed"
-    assert message in state.message
-    assert "Traceback" not in state.message
+def test_a_served_run_is_named_after_what_differs(ran, connected):
+    def named(name, overrides):
+        ran(lambda spec, *, overrides: {"success": None}, *overrides, enforce=False, name=name)
+        return latest(connected).name
+
+    assert [named(given, overrides) for given, overrides, _ in NAMES] == [name for _, _, name in NAMES]
 
 
-def test_an_error_of_a_run_is_its_message(ran, tmp_path):
-    def run(spec, *, overrides):
-        raise ResourceError("no weights here; get some")
+FORM_MISTAKES = [
+    ("rounds=-1", "1 problem in the configuration:\n  - rounds: -1"),
+    ("seed=1", "'seed=1': a run may not set this; serve.overrides lists rounds"),
+    ("a.password=x", "a run may not set this"),
+]
 
-    state = ran(run)
-    assert (state.name, state.message) == ("Failed", "no weights here; get some")
+
+def test_a_mistake_in_the_form_fails_the_run_with_the_message_of_the_command_line(ran, connected, prefect_server):
+    for line, message in FORM_MISTAKES:
+        state = ran(lambda *_, **__: pytest.fail("was run"), line, enforce=False)
+        assert [message in row.message for row in rows(prefect_server, latest(connected).id)] == [True], line
+        assert state.name == "Failed"
+        assert message in state.message
+        assert "Traceback" not in state.message
 
 
-def test_a_cancelled_run_ends_as_cancelled(ran, connected, tmp_path):
+def test_a_run_ends_as_failed_cancelled_or_interrupted(ran, connected):
     from prefect.context import FlowRunContext
     from prefect.states import Cancelling
 
-    def run(spec, *, overrides):
-        connected.set_flow_run_state(FlowRunContext.get().flow_run.id, Cancelling())
-        raise KeyboardInterrupt
+    def fails(spec, *, overrides):
+        raise ResourceError("no weights here; get some")
 
-    state = ran(run)
-    assert state.name == "Cancelled"
-    assert "finished work is saved" in state.message
+    state = ran(fails)
+    assert (state.name, state.message) == ("Failed", "no weights here; get some")
 
-
-def test_an_interrupted_run_is_no_cancelled_one(ran, tmp_path):
-    def run(spec, *, overrides):
+    def is_interrupted(spec, *, overrides):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ran(run)
+        ran(is_interrupted)
+
+    def is_cancelled(spec, *, overrides):
+        connected.set_flow_run_state(FlowRunContext.get().flow_run.id, Cancelling())
+        raise KeyboardInterrupt
+
+    state = ran(is_cancelled)
+    assert state.name == "Cancelled"
+    assert "finished work is saved" in state.message

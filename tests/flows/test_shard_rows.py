@@ -45,24 +45,22 @@ def count(spec, request, context):
     return shard_count(spec.compute, request, lambda: count_rows(request, context))
 
 
-@pytest.mark.parametrize(
-    ("rows", "collect", "demonstrations", "evaluate", "solved"),
-    [(1, 15, 10, 14, 7), (4, 4, 3, 4, 2), (7, 3, 2, 2, 1), (15, 1, 1, 1, 1)],
-)
-def test_rows_of_episodes_to_play(tmp_path, rows, collect, demonstrations, evaluate, solved):
+def test_rows_of_episodes_to_play(tmp_path):
     """5 × 3 episodes of a collection, 10 demonstrations, 7 × 2 of an evaluation, 7 of one by the solver."""
-    split, context = spec(tmp_path, rows), Context.at(tmp_path)
-    requests = Requests(split)
-    assert count(split, requests.collect(None, 1), context) == collect
-    assert count(split, requests.demonstrate(), context) == demonstrations
-    assert count(split, requests.evaluate(None), context) == evaluate
-    assert count(split, requests.evaluate(None, actor="solver"), context) == solved
+    expected = {1: (15, 10, 14, 7), 4: (4, 3, 4, 2), 7: (3, 2, 2, 1), 15: (1, 1, 1, 1)}
+    context = Context.at(tmp_path)
+    for rows, counts in expected.items():
+        split = spec(tmp_path, rows)
+        requests = Requests(split)
+        played = [requests.collect(None, 1), requests.demonstrate(), requests.evaluate(None)]
+        played.append(requests.evaluate(None, actor="solver"))
+        assert tuple(count(split, request, context) for request in played) == counts, rows
 
 
-@pytest.mark.parametrize(("rows", "shards"), [(4, 3), (11, 1), (12, 1)])
-def test_an_evaluation_on_all_scenarios_asks_the_environment(tmp_path, rows, shards):
-    split = spec(tmp_path, rows, evaluate={"scenarios": None, "temperature": 1.0})
-    assert count(split, Requests(split).evaluate(None), Context.at(tmp_path)) == shards
+def test_an_evaluation_on_all_scenarios_asks_the_environment(tmp_path):
+    for rows, shards in ((4, 3), (11, 1), (12, 1)):
+        split = spec(tmp_path, rows, evaluate={"scenarios": None, "temperature": 1.0})
+        assert count(split, Requests(split).evaluate(None), Context.at(tmp_path)) == shards
 
 
 def store_episodes(context, groups=7):
@@ -161,32 +159,31 @@ def test_the_plan_marks_numbers_that_depend_on_pending_results(tmp_path):
     assert "about 3 shards" in text
 
 
-@pytest.mark.parametrize(
-    ("lines", "key", "message", "remedy"),
-    [
-        (["compute=process", "compute.shards=2", "compute.shard_rows=100"], "compute.shard_rows",
-         "100: set together with compute.shards=2, the number of shards; expected one of them", "compute.shards=1"),
-        (["compute=ray", "compute.shard_rows=100"], "compute.shard_rows",
-         "100: set together with compute.shards=2, the number of shards; expected one of them", "compute.shards=1"),
-        (["compute.shard_rows=100"], "compute.shard_rows",
-         "100: import, collect, judge, filter, evaluate run on local, in the process of the flow, one part after the "
-         "other; expected null, or another place", "compute=process"),
-        (["compute=process", "compute.shard_rows=100", "compute.parallel=2"], "compute.shard_rows",
-         "100: cannot be combined with compute.parallel, whose stages run in single processes beside the others; "
-         "expected null", None),
-        (["compute=process", "compute.shard_rows=100", "filter=top"], "compute.stage_shards.filter",
-         "null, with compute.shard_rows=100: filter cannot be split: it has a filter that compares the episodes of the "
-         "whole collection; expected 1", None),
-        (["compute=process", "compute.shard_rows=0"], "compute.shard_rows", "0: expected", None),
-    ],
-    ids=["shards", "ray", "local", "parallel", "whole-collection", "zero"],
-)  # fmt: skip
-def test_what_is_refused(lines, key, message, remedy):
-    with pytest.raises(SpecError) as caught:
-        compose(["+experiment=smoke", *lines])
-    (problem,) = caught.value.problems
-    assert (problem.path, problem.nearest) == (key, remedy)
-    assert problem.message.startswith(message)
+REFUSED = [
+    (["compute=process", "compute.shards=2", "compute.shard_rows=100"], "compute.shard_rows",
+     "100: set together with compute.shards=2, the number of shards; expected one of them", "compute.shards=1"),
+    (["compute=ray", "compute.shard_rows=100"], "compute.shard_rows",
+     "100: set together with compute.shards=2, the number of shards; expected one of them", "compute.shards=1"),
+    (["compute.shard_rows=100"], "compute.shard_rows",
+     "100: import, collect, judge, filter, evaluate run on local, in the process of the flow, one part after the "
+     "other; expected null, or another place", "compute=process"),
+    (["compute=process", "compute.shard_rows=100", "compute.parallel=2"], "compute.shard_rows",
+     "100: cannot be combined with compute.parallel, whose stages run in single processes beside the others; "
+     "expected null", None),
+    (["compute=process", "compute.shard_rows=100", "filter=top"], "compute.stage_shards.filter",
+     "null, with compute.shard_rows=100: filter cannot be split: it has a filter that compares the episodes of the "
+     "whole collection; expected 1", None),
+    (["compute=process", "compute.shard_rows=0"], "compute.shard_rows", "0: expected", None),
+]  # fmt: skip
+
+
+def test_what_is_refused():
+    for lines, key, message, remedy in REFUSED:
+        with pytest.raises(SpecError) as caught:
+            compose(["+experiment=smoke", *lines])
+        (problem,) = caught.value.problems
+        assert (problem.path, problem.nearest) == (key, remedy)
+        assert problem.message.startswith(message)
 
 
 def test_the_remedy_of_a_filter_is_accepted():
@@ -195,8 +192,8 @@ def test_the_remedy_of_a_filter_is_accepted():
     assert (compute.shards_of("filter"), compute.shards_of("judge"), compute.shards_for(101)) == (1, None, 2)
 
 
-@pytest.mark.parametrize(("rows", "count"), [(0, 1), (1, 1), (4096, 4096), (4097, 4096), (10**6, 4096)])
-def test_a_stage_has_at_most_so_many_shards(rows, count):
-    assert ComputeSpec(shard_rows=1).shards_for(rows) == count
+def test_a_stage_has_at_most_so_many_shards():
+    expected = {0: 1, 1: 1, 4096: 4096, 4097: 4096, 10**6: 4096}
+    assert {rows: ComputeSpec(shard_rows=1).shards_for(rows) for rows in expected} == expected
     with pytest.raises(ValidationError, match="4096"):
         ComputeSpec(shards=4097)

@@ -79,18 +79,20 @@ def spec(tmp_path, folder=None, scenarios=6, compute=None, **environment):
     )
 
 
-@pytest.mark.parametrize("count", [2, 4, 9])
-def test_a_collection_by_the_solver(tmp_path, count):
-    assert same(*both(solver(tmp_path), count, tmp_path), count)
+def test_a_collection_by_the_solver(tmp_path):
+    for count in (2, 9):
+        root = tmp_path / str(count)
+        root.mkdir()
+        assert same(*both(solver(root), count, root), count)
 
 
-@pytest.mark.parametrize("count", [3, 8])
-def test_an_evaluation(tmp_path, count):
+def test_an_evaluation(tmp_path):
     evaluate = {"scenarios": 4, "samples": 2, "temperature": 1.0}
     request = Requests(spec_of(tmp_path, evaluate=evaluate)).evaluate(None, actor="random")
-    whole, split = both(request, count, tmp_path)
-    assert same(whole, split, count)
-    assert whole.metrics["episodes"] == 8
+    for count in (3, 8):
+        whole, split = both(request, count, tmp_path / str(count))
+        assert same(whole, split, count)
+        assert whole.metrics["episodes"] == 8
 
 
 def group(number, rewards):
@@ -120,23 +122,21 @@ def collection(tmp_path):
 INPUTS = {"trajectories": "t" * 64, "scores": "s" * 64}
 
 
-@pytest.mark.parametrize("count", [2, 3, 20])
-@pytest.mark.parametrize(
-    "filter_", [{"_target_": "components.filters.signal.Signal"}, HARD, CHAIN], ids=["signal", "difficulty", "chain"]
-)
-def test_a_filter_of_groups(tmp_path, collection, count, filter_):
-    request = Request("filter", {"filter": filter_}, INPUTS)
-    whole, split = both(request, count, tmp_path, collection)
-    assert same(whole, split, count)
-    assert whole.metrics["kept"] > 0
+def test_a_filter_of_groups(tmp_path, collection):
+    """In fewer shards than groups, in an odd number, and in more than there are groups."""
+    filters = ({"_target_": "components.filters.signal.Signal"}, HARD, CHAIN)
+    for count, filter_ in zip((2, 3, 20), filters, strict=True):
+        request = Request("filter", {"filter": filter_}, INPUTS)
+        whole, split = both(request, count, tmp_path / str(count), collection)
+        assert same(whole, split, count)
+        assert whole.metrics["kept"] > 0
 
 
-@pytest.mark.parametrize("count", [2, 5])
-def test_a_judgement_of_groups(tmp_path, collection, count):
-    request = Requests(spec_of(tmp_path)).request("judge", {"reward": spec_of(tmp_path).reward.model_dump()}, {})
-    request = Request("judge", request.spec, {"trajectories": "t" * 64})
-    whole, split = both(request, count, tmp_path, collection)
-    assert same(whole, split, count)
+def test_a_judgement_of_groups(tmp_path, collection):
+    reward = {"reward": spec_of(tmp_path).reward.model_dump()}
+    request = Request("judge", reward, {"trajectories": "t" * 64})
+    whole, split = both(request, 3, tmp_path, collection)
+    assert same(whole, split, 3)
     assert len(list(read_scores(split.path / "scores.parquet"))) == whole.metrics["scored"] > 0
 
 
@@ -253,49 +253,48 @@ def test_failed_episodes_of_a_refused_collection_are_played_again(tmp_path):
     assert [path.name for path in context.store.scratch(shards[1].key).glob("*.parquet")] == ["episodes-00000.parquet"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"compute": {"shards": 2}}, "filter, evaluate run on local, in the process of the flow"),
-        ({"compute": {"stage_shards": {"train": 2}}}, "'train': expected a stage that can be split"),
-        ({"compute": {"default": "process", "shards": 2, "parallel": 2}}, "cannot be combined with compute.parallel"),
-        (
-            {"compute": {"default": "process", "shards": 2}, "filter": {"_target_": "components.filters.top.Top"}},
-            "filter cannot be split: it has a filter that compares the episodes of the whole collection; expected 1",
-        ),
-        (
-            {
-                "compute": {"default": "process", "shards": 2},
-                "reward": {
-                    "_target_": "components.rewards.composition.normalised.Normalised",
-                    "reward": {"_target_": "components.rewards.rules.outcome.Outcome"},
-                    "over": "running",
-                },
+UNSPLIT = [
+    ({"compute": {"shards": 2}}, "filter, evaluate run on local, in the process of the flow"),
+    ({"compute": {"stage_shards": {"train": 2}}}, "'train': expected a stage that can be split"),
+    ({"compute": {"default": "process", "shards": 2, "parallel": 2}}, "cannot be combined with compute.parallel"),
+    (
+        {"compute": {"default": "process", "shards": 2}, "filter": {"_target_": "components.filters.top.Top"}},
+        "filter cannot be split: it has a filter that compares the episodes of the whole collection; expected 1",
+    ),
+    (
+        {
+            "compute": {"default": "process", "shards": 2},
+            "reward": {
+                "_target_": "components.rewards.composition.normalised.Normalised",
+                "reward": {"_target_": "components.rewards.rules.outcome.Outcome"},
+                "over": "running",
             },
-            "judge cannot be split: it has a reward with running statistics",
-        ),
-        (
-            {
-                "compute": {"default": "process", "shards": 2},
-                "filter": {"_target_": "components.filters.between.Between", "number": "turns", "minimum": 1},
-            },
-            "filter cannot be split",
-        ),
-        (
-            {"compute": {"default": "process", "shards": 2}, "collect": {"partial": {"turns": 2}}},
-            "collect cannot be split: it pauses episodes",
-        ),
-        (
-            {"compute": {"default": "process", "shards": 2}, "judge": {"ahead": True}},
-            "collect cannot be split: it judges episodes while others are played",
-        ),
-    ],
-    ids=["local", "train", "parallel", "whole-collection", "running", "between", "partial", "ahead"],
-)
-def test_what_cannot_be_split_is_refused(tmp_path, changes, message):
-    with pytest.raises(SpecError) as error:
-        spec_of(tmp_path, **changes)
-    assert message in str(error.value)
+        },
+        "judge cannot be split: it has a reward with running statistics",
+    ),
+    (
+        {
+            "compute": {"default": "process", "shards": 2},
+            "filter": {"_target_": "components.filters.between.Between", "number": "turns", "minimum": 1},
+        },
+        "filter cannot be split",
+    ),
+    (
+        {"compute": {"default": "process", "shards": 2}, "collect": {"partial": {"turns": 2}}},
+        "collect cannot be split: it pauses episodes",
+    ),
+    (
+        {"compute": {"default": "process", "shards": 2}, "judge": {"ahead": True}},
+        "collect cannot be split: it judges episodes while others are played",
+    ),
+]
+
+
+def test_what_cannot_be_split_is_refused(tmp_path):
+    for changes, message in UNSPLIT:
+        with pytest.raises(SpecError) as error:
+            spec_of(tmp_path, **changes)
+        assert message in str(error.value)
 
 
 def test_a_sample_of_anchors_is_judged_as_a_whole(tmp_path):

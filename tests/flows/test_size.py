@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from unittest.mock import Mock
 
 import pytest
@@ -90,11 +87,8 @@ def test_a_size_of_the_user_is_applied_in_the_same_way(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["on_policy_distill", "continuation"])
-def test_a_tiny_experiment_runs(name, tmp_path):
-    line = [sys.executable, "-m", "flows.run", f"+experiment={name}", "size=tiny", f"root={tmp_path}", "deploy=none"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+def test_a_tiny_experiment_runs(name, tmp_path, run):
+    result = run(compose([f"+experiment={name}", "size=tiny", f"root={tmp_path}", "deploy=none"]))
     assert result["rounds"] == 1
     assert result["stages"]["train[1]"] == "ran"
 

@@ -13,6 +13,7 @@ from components.errors import SpecError
 from flows import chat
 from flows.history.records import Records, RunRecord, StageRecord, recording
 from flows.history.trust import readable_store, recorded_reader
+from flows.stage import main
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
 
@@ -29,12 +30,16 @@ REQUEST = Request(
 )
 
 
+def run_of(tmp_path, *arguments):
+    command = [sys.executable, "-m", "flows.stage", f"root={tmp_path}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
 def stage(tmp_path, text):
     file = tmp_path / "request.json"
     file.write_text(text)
-    command = [sys.executable, "-m", "flows.stage", "--request", str(file), f"root={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+    return run_of(tmp_path, "--request", str(file))
 
 
 def test_it_makes_what_the_flow_would_make(tmp_path):
@@ -46,22 +51,14 @@ def test_it_makes_what_the_flow_would_make(tmp_path):
     assert status == "cached"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("no json", "not valid JSON"),
-        (json.dumps({"stage": "colect", "spec": {}}), "Did you mean 'collect'?"),
-        (
-            json.dumps({"stage": "judge", "spec": {"reward": {"_target_": "os.system"}}}),
-            "belongs to Python's standard library",
-        ),
-    ],
-)
-def test_a_mistake_is_exit_code_2_and_a_line(tmp_path, text, words):
-    code, lines, errors = stage(tmp_path, text)
-    assert code == 2
-    assert words in lines[-1]["error"]["message"]
-    assert "Traceback" not in errors
+def test_a_mistake_is_exit_code_2_and_a_line(tmp_path):
+    system = {"stage": "judge", "spec": {"reward": {"_target_": "os.system"}}}
+    cases = {"no json": "not valid JSON", json.dumps(system): "belongs to Python's standard library"}
+    for text, words in cases.items():
+        code, lines, errors = stage(tmp_path, text)
+        assert code == 2
+        assert words in lines[-1]["error"]["message"]
+        assert "Traceback" not in errors
 
 
 @pytest.fixture
@@ -72,12 +69,6 @@ def recorded(tmp_path):
         one = StageRecord("collect[sft]", 0, REQUEST.to_json(), 3, made.key, made.digest, made.kind, "ran", 1.0)
         writer.add(one)
     return made
-
-
-def run_of(tmp_path, *arguments):
-    command = [sys.executable, "-m", "flows.stage", f"root={tmp_path}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
 def test_a_stage_of_a_past_run_is_found_and_with_again_made_and_compared(tmp_path, recorded):
@@ -107,19 +98,17 @@ def test_made_again_it_says_where_the_result_is_another(tmp_path, recorded):
     assert Context.at(tmp_path).store.find(recorded.key).digest == other["digest"]  # it stays as it was
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--run", "nothing", "--label", "collect[sft]"), "no run 'nothing'"),
-        (("--run", "shown", "--label", "train[1]"), "no stage 'train[1]'; it has: collect[sft]"),
+def test_a_run_or_a_stage_that_does_not_exist_is_refused(tmp_path, recorded, capsys):
+    for arguments, words in (
         (("--run", "shown"), "--run and --label require each other"),
         (("--run", "shown", "--request", "x"), "not allowed with"),
-    ],
-)
-def test_a_run_or_a_stage_that_does_not_exist_is_refused(tmp_path, recorded, arguments, words):
-    code, _, errors = run_of(tmp_path, *arguments)
+    ):
+        with pytest.raises(SystemExit):
+            main([*arguments, f"root={tmp_path}"])
+        assert words in capsys.readouterr().err
+    code, _, errors = run_of(tmp_path, "--run", "nothing", "--label", "collect[sft]")
     assert code == 2
-    assert words in errors
+    assert "no run 'nothing'" in errors  # Records names a stage that a run does not have: test_records.py
     assert "Traceback" not in errors
 
 
@@ -166,23 +155,16 @@ def foreign(tmp_path):
 
 
 @pytest.mark.security
-@pytest.mark.parametrize("line", ["attribute", "rejudge reward=length", "revise --out FILE"])
-def test_no_command_imports_what_a_record_allows_without_trust(foreign, line, monkeypatch, capsys):
+def test_no_command_imports_what_a_record_allows_without_trust(foreign, monkeypatch, capsys):
     root, planted = foreign
     monkeypatch.syspath_prepend(root.parent)
-    command, *arguments = line.replace("FILE", str(root / "out.jsonl")).split()
-    module = importlib.import_module(f"flows.{command}")
-    assert module.main(["foreign1", *arguments, f"root={root}"]) == 2
-    error = capsys.readouterr().err
-    assert "allow = planted_package runs code" in error
-    assert "run only with --trust" in error
-    assert not planted.exists()
-
-
-@pytest.mark.security
-def test_a_chat_starts_nothing_of_a_record_without_trust(foreign, monkeypatch):
-    root, planted = foreign
-    monkeypatch.syspath_prepend(root.parent)
+    for line in ("attribute", "rejudge reward=length", f"revise --out {root / 'out.jsonl'}"):
+        command, *arguments = line.split()
+        module = importlib.import_module(f"flows.{command}")
+        assert module.main(["foreign1", *arguments, f"root={root}"]) == 2, line
+        error = capsys.readouterr().err
+        assert "allow = planted_package runs code" in error
+        assert "run only with --trust" in error
     key = Records(root).get("foreign1").stages[0].key
     with pytest.raises(SpecError, match="allow = planted_package runs code"):
         chat._measurement(root, key, "foreign1", trust=False)

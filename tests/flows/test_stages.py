@@ -147,25 +147,27 @@ def key_part(stage, data):
     return validate(STAGES[stage].spec, data, allow=()).key_part()
 
 
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        ({"collect": {"scenarios": 2, "group_size": 2, "concurrency": 1, "timeout": 5.0}}, True),
-        ({"model": {**MODEL, "device": "cpu"}}, True),
-        ({"model": {**MODEL, "lora": {"rank": 4}}}, True),
-        ({"environment": {**SHOP, "seed": 0}}, True),  # the default, written out
-        ({"collect": {"scenarios": 2, "group_size": 3}}, False),
-        ({"model": {**MODEL, "max_length": 512}}, False),
-        ({"environment": {**SHOP, "seed": 1}}, False),
-        ({"round": 1}, False),
-        ({"agent": {"max_turns": 3}}, False),
-        ({"actor": "solver"}, False),
-        ({"inference": {"name": "embedded"}}, True),
-        ({"inference": REMOTE}, False),
-    ],
-)
-def test_what_changes_the_key_of_collect(change, same):
-    assert (key_part("collect", COLLECT | change) == key_part("collect", COLLECT)) is same
+COLLECT_CHANGES = [
+    ({"collect": {"scenarios": 2, "group_size": 2, "concurrency": 1, "timeout": 5.0}}, True),
+    ({"model": {**MODEL, "device": "cpu"}}, True),
+    ({"model": {**MODEL, "lora": {"rank": 4}}}, True),
+    ({"environment": {**SHOP, "seed": 0}}, True),  # the default, written out
+    ({"collect": {"scenarios": 2, "group_size": 3}}, False),
+    ({"model": {**MODEL, "max_length": 512}}, False),
+    ({"environment": {**SHOP, "seed": 1}}, False),
+    ({"round": 1}, False),
+    ({"agent": {"max_turns": 3}}, False),
+    ({"actor": "solver"}, False),
+    ({"inference": {"name": "embedded"}}, True),
+    ({"inference": REMOTE}, False),
+]
+
+
+def test_what_changes_the_key_of_collect():
+    plain = key_part("collect", COLLECT)
+    assert [
+        (change, key_part("collect", COLLECT | change) == plain) for change, _ in COLLECT_CHANGES
+    ] == COLLECT_CHANGES
 
 
 def test_where_a_server_is_does_not_change_the_key():
@@ -295,15 +297,19 @@ def test_demonstrations_judge_and_filter_from_end_to_end(context):
     assert (kept.metrics["kept"], kept.metrics["dropped"]) == (2, 0)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no licence"), ConnectionRefusedError("nobody listens")])
-def test_an_environment_that_cannot_be_built_any_more_ends_the_stage_with_its_name(context, monkeypatch, error):
-    def fail(*_, **__):
-        raise error
+def test_an_environment_that_cannot_be_built_any_more_ends_the_stage_with_its_name(context, monkeypatch):
+    environment = validate(CollectStage, {**COLLECT, "actor": "solver"}, allow=()).environment
+    for error, kind in (
+        (RuntimeError("no licence"), EnvironmentFailed),
+        (ConnectionRefusedError("nobody listens"), EnvironmentUnavailable),
+    ):
 
-    monkeypatch.setattr("components.environments.worlds.shop.Shop.__init__", fail)
-    kind = EnvironmentUnavailable if isinstance(error, OSError) else EnvironmentFailed
-    with pytest.raises(kind, match=rf"shop\.Shop\.scenarios\(\) raised {type(error).__name__}: {error}"):
-        scenarios_of(validate(CollectStage, {**COLLECT, "actor": "solver"}, allow=()).environment, "train", context)
+        def fail(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr("components.environments.worlds.shop.Shop.__init__", fail)
+        with pytest.raises(kind, match=rf"shop\.Shop\.scenarios\(\) raised {type(error).__name__}: {error}"):
+            scenarios_of(environment, "train", context)
 
 
 def test_a_reward_that_can_score_nothing_fails_the_stage(context):
@@ -534,39 +540,35 @@ def test_an_evaluation_with_another_reward_judges_the_stored_episodes(context):
     assert after == [reward - 0.25 * count for reward, count in zip(before, turns, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "change", [{"evaluate": {"scenarios": 2, "concurrency": 1}}, {"agent": {"max_turns": 2}}, {"seed": 1}]
-)
-def test_an_evaluation_with_other_episodes_plays_them(context, change):
+def test_an_evaluation_with_other_episodes_plays_them(context):
     run_stage(Request("evaluate", EVALUATE), warm_with(context, Scripted(100)))
-    spec = {**EVALUATE, "reward": {**EVALUATE["reward"], "turn_cost": 0.25}, **change}
-    engine = Scripted(100)
-    seed = spec.pop("seed", 0)
-    run_stage(Request("evaluate", spec, seed=seed), warm_with(context, engine))
-    assert engine.answers >= 2
+    costly = {**EVALUATE, "reward": {**EVALUATE["reward"], "turn_cost": 0.25}}
+    fewer, shorter = {"evaluate": {"scenarios": 2, "concurrency": 1}}, {"agent": {"max_turns": 2}}
+    for change, seed in ((fewer, 0), (shorter, 0), ({}, 1)):
+        engine = Scripted(100)
+        run_stage(Request("evaluate", {**costly, **change}, seed=seed), warm_with(context, engine))
+        assert engine.answers >= 2, change
 
 
-@pytest.mark.parametrize(("failures", "warned"), [(3, False), (1, True)])
-def test_a_missing_success_is_missed_where_an_episode_finished(monkeypatch, context, caplog, failures, warned):
-    rows = [episode("s", i, outcome={}, failure=FAILURE if i < failures else None) for i in range(3)]
-    monkeypatch.setattr("flows.stages.evaluate.play", lambda *_, **__: (rows, {}, {}))
-    with caplog.at_level(logging.WARNING):
-        run_stage(Request("evaluate", EVALUATE), context)
-    assert ("sets `success` in the info of no episode" in caplog.text) is warned
+def test_a_missing_success_is_missed_where_an_episode_finished(monkeypatch, context, caplog):
+    for failures, warned in ((3, False), (1, True)):
+        rows = [episode("s", i, outcome={}, failure=FAILURE if i < failures else None) for i in range(3)]
+        monkeypatch.setattr("flows.stages.evaluate.play", lambda *_, rows=rows, **__: (rows, {}, {}))
+        with caplog.at_level(logging.WARNING):
+            run_stage(Request("evaluate", EVALUATE, seed=failures), context)
+        assert ("sets `success` in the info of no episode" in caplog.text) is warned
 
 
-@pytest.mark.parametrize(
-    ("answers", "success", "warned"),
-    [("777", False, True), ("778", False, False), ("777", True, False)],
-    ids=["equal", "different", "right"],
-)
-def test_equal_answers_to_all_scenarios_are_named(monkeypatch, context, caplog, answers, success, warned):
-    rows = [episode(f"s{row}", int(answer), success=success) for row, answer in enumerate(answers)]
-    monkeypatch.setattr("flows.stages.evaluate.play", lambda *_, **__: (rows, {}, {}))
-    with caplog.at_level(logging.WARNING):
-        run_stage(Request("evaluate", EVALUATE), context)
+def test_equal_answers_to_all_scenarios_are_named(monkeypatch, context, caplog):
     warning = "all 3 evaluated episodes, of 3 scenarios, end with the same answer, 'Answer 7.', and 0 % succeed"
-    assert (warning in caplog.text) is warned
+    for seed, (answers, success, warned) in enumerate(
+        [("778", False, False), ("777", True, False), ("777", False, True)]
+    ):
+        rows = [episode(f"s{row}", int(answer), success=success) for row, answer in enumerate(answers)]
+        monkeypatch.setattr("flows.stages.evaluate.play", lambda *_, rows=rows, **__: (rows, {}, {}))
+        with caplog.at_level(logging.WARNING):
+            run_stage(Request("evaluate", EVALUATE, seed=seed), context)
+        assert (warning in caplog.text) is warned
 
 
 def test_lists_outside_of_the_declarations_name_declared_stages():

@@ -13,6 +13,7 @@ import pytest
 
 from components.rollout.live_view import FILE
 from flows.history.live_view import as_text, follow
+from flows.stage import main
 from flows.stages.base import Context
 
 KEY = "0" * 64
@@ -77,22 +78,16 @@ def test_what_a_dead_process_left_and_other_stages_are_not_followed(tmp_path):
     assert not follow(tmp_path / "nothing", "collect", 0, io.StringIO())
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"episode": "a\x1b[2Jb"},
-        {"role": "tool", "content": "\x1b]0;title\x07 \r\x00\u202e\x9b31m", "calls": ["run \x1b[A"], "more_calls": 1},
-        {"ended": "a", "reward": 0.0, "success": False, "failure": "EngineError: \x1b[31mred"},
-    ],
-)
-def test_nothing_that_was_said_steers_the_terminal(event):
-    shown = as_text(event)
-    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+STEERING = [
+    {"episode": "a\x1b[2Jb"},
+    {"role": "tool", "content": "\x1b]0;title\x07 \r\x00\u202e\x9b31m", "calls": ["run \x1b[A"], "more_calls": 1},
+    {"ended": "a", "reward": 0.0, "success": False, "failure": "EngineError: \x1b[31mred"},
+]
 
 
-def stage(*arguments):
-    command = [sys.executable, "-m", "flows.stage", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1500, stdin=subprocess.DEVNULL)
+def test_nothing_that_was_said_steers_the_terminal():
+    for event in STEERING:
+        assert all(letter.isprintable() or letter == "\n" for letter in as_text(event)), event
 
 
 REQUEST = {
@@ -109,7 +104,9 @@ REQUEST = {
 @pytest.mark.timeout(1800)
 def test_a_stage_that_is_run_shows_its_episodes_beside_its_report(tmp_path):
     (tmp_path / "request.json").write_text(json.dumps(REQUEST))
-    done = stage("--request", str(tmp_path / "request.json"), f"root={tmp_path}", "--watch")
+    command = [sys.executable, "-m", "flows.stage", "--request", str(tmp_path / "request.json"), f"root={tmp_path}"]
+    command.append("--watch")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     *progress, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert last["status"] == "ran"
@@ -120,28 +117,32 @@ def test_a_stage_that_is_run_shows_its_episodes_beside_its_report(tmp_path):
     assert not list((tmp_path / "artifacts").glob(f"*/{FILE}"))  # it is no part of the result
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("collect",), "collect requires --watch"),
-        ((), "expected one of --request FILE"),
-        (("collect", "--watch", "--run", "latest", "--label", "collect[1]"), "expected one of"),
-        (("train", "--watch"), "invalid choice: 'train'"),
-        (("collect", "--watch", "--wait", "0"), "no collect stage played episodes below"),
-        (("collect", "--watch", "--wait", "0"), "for a running collect stage below"),
-    ],
-)
-def test_what_cannot_be_watched_is_refused(tmp_path, arguments, words):
-    done = stage(*arguments, f"root={tmp_path}")
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+REFUSED = [
+    (("collect",), "collect requires --watch"),
+    ((), "expected one of --request FILE"),
+    (("collect", "--watch", "--run", "latest", "--label", "collect[1]"), "expected one of"),
+    (("train", "--watch"), "invalid choice: 'train'"),
+    (("collect", "--watch", "--wait", "0"), "no collect stage played episodes below"),
+    (("collect", "--watch", "--wait", "0"), "for a running collect stage below"),
+]
 
 
-def test_a_folder_that_is_not_there_is_said_at_once(tmp_path):
-    done = stage("collect", "--watch", f"root={tmp_path / 'nothing'}")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "nothing: the folder does not exist" in done.stderr
+def test_what_cannot_be_watched_is_refused(tmp_path, capsys):
+    for arguments, words in REFUSED:
+        assert exit_code([*arguments, f"root={tmp_path}"]) == 2, arguments
+        assert words in capsys.readouterr().err
+    assert exit_code(["collect", "--watch", f"root={tmp_path / 'nothing'}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "nothing: the folder does not exist" in captured.err
+
+
+def exit_code(arguments):
+    """Return the exit code of the command, run in this process: it ends before it redirects the output."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return end.code
 
 
 def _until(condition):
