@@ -331,7 +331,7 @@ PLANTS = {
 
 def test_a_link_in_a_shared_folder_is_not_followed(tmp_path):
     for plant, (name, target) in PLANTS.items():
-        shared = victim_and_shared(tmp_path / plant)
+        shared = victim_and_shared(tmp_path / plant.replace(" ", "-"))
         victim = shared.parent / "victim"
         (shared / name).parent.mkdir(parents=True, exist_ok=True)
         (shared / name).symlink_to(shared.parent / target)

@@ -47,30 +47,22 @@ def changed(path: Path, **values) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("MULTI_GPU", "fp16"), LaunchConfig(4, "ddp", "float16", False, None)),
-        (("MULTI_CPU", "no", True), LaunchConfig(4, "ddp", "float32", True, None)),
-        (("MULTI_GPU", "bf16"), LaunchConfig(4, "ddp", "bfloat16", False, None)),
-    ],
-)
-def test_replicated_training_is_read(tmp_path, arguments, expected):
-    assert read(written(tmp_path, *arguments)) == (expected, [])
-
-
-@pytest.mark.parametrize(("stage", "strategy"), [(0, "ddp"), (2, "zero2"), (3, "fsdp")])
-def test_the_stage_of_zero_is_the_strategy(tmp_path, stage, strategy):
-    path = written(
-        tmp_path, "DEEPSPEED", "fp16", deepspeed_config={**ZERO, "zero_stage": stage, "gradient_clipping": 0.5}
-    )
-    assert read(path) == (LaunchConfig(4, strategy, "float16", False, 0.5, deepspeed=True), [])
-
-
-@pytest.mark.parametrize(("reshard", "strategy"), [(True, "fsdp"), (False, "zero2")])
-def test_fsdp_reshards_or_keeps_gathered_weights(tmp_path, reshard, strategy):
-    path = written(tmp_path, "FSDP", fsdp_config={**FSDP, "fsdp_reshard_after_forward": reshard})
-    assert read(path) == (LaunchConfig(4, strategy, "float32", False, None), [])
+def test_the_kind_of_training_is_read(tmp_path):
+    replicated = {
+        ("MULTI_GPU", "fp16"): LaunchConfig(4, "ddp", "float16", False, None),
+        ("MULTI_CPU", "no", True): LaunchConfig(4, "ddp", "float32", True, None),
+        ("MULTI_GPU", "bf16"): LaunchConfig(4, "ddp", "bfloat16", False, None),
+    }
+    for arguments, expected in replicated.items():
+        assert read(written(tmp_path, *arguments)) == (expected, []), arguments
+    for stage, strategy in ((0, "ddp"), (2, "zero2"), (3, "fsdp")):
+        zero = {**ZERO, "zero_stage": stage, "gradient_clipping": 0.5}
+        expected = LaunchConfig(4, strategy, "float16", False, 0.5, deepspeed=True)
+        assert read(written(tmp_path, "DEEPSPEED", "fp16", deepspeed_config=zero)) == (expected, [])
+    for reshard, strategy in ((True, "fsdp"), (False, "zero2")):
+        fsdp = {**FSDP, "fsdp_reshard_after_forward": reshard}
+        expected = LaunchConfig(4, strategy, "float32", False, None)
+        assert read(written(tmp_path, "FSDP", fsdp_config=fsdp)) == (expected, [])
 
 
 def test_the_default_file_of_accelerate_is_one_process(tmp_path):
@@ -81,12 +73,12 @@ def test_the_default_file_of_accelerate_is_one_process(tmp_path):
     assert (config.processes, config.strategy, config.dtype) == (1, "ddp", "float32")
 
 
-@pytest.mark.parametrize("word", ["NO", "No", "no", "off", "false", "'NO'"])
-def test_no_without_quotes_is_one_process(tmp_path, word):
+def test_no_without_quotes_is_one_process(tmp_path):
     """YAML 1.1 reads these words as false, `'NO'` as text."""
     path = tmp_path / "accelerate.yaml"
-    path.write_text(f"distributed_type: {word}\nmixed_precision: no\ndynamo_config: {{dynamo_backend: no}}\n")
-    assert read(path) == (LaunchConfig(1, "ddp", "float32", False, None), [])
+    for word in ("NO", "No", "no", "off", "false", "'NO'"):
+        path.write_text(f"distributed_type: {word}\nmixed_precision: no\ndynamo_config: {{dynamo_backend: no}}\n")
+        assert read(path) == (LaunchConfig(1, "ddp", "float32", False, None), []), word
 
 
 def test_yes_without_quotes_is_refused(tmp_path):
@@ -128,84 +120,77 @@ def test_every_key_of_accelerate_is_known():
     assert {field.name for field in dataclasses.fields(ClusterConfig)} <= known
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"num_machines": 2}, "num_machines = 2: expected 1 (several machines: compute=sky"),
-        ({"machine_rank": 1}, "machine_rank = 1: expected 0"),
-        ({"main_process_ip": "10.0.0.1"}, "main_process_ip = 10.0.0.1: expected null"),
-        ({"main_process_port": 29501}, "main_process_port = 29501: expected null"),
-        ({"mixed_precision": "fp8"}, "mixed_precision = fp8: expected one of 'no', bf16, fp16"),
-        ({"num_processes": 0}, "num_processes = 0: expected a whole number from 1"),
-        ({"num_processes": None}, "num_processes = null: expected a whole number from 1"),
-        ({"num_processes": True}, "num_processes = true: expected a whole number from 1"),
-        ({"distributed_type": "MEGATRON_LM"}, "distributed_type = MEGATRON_LM: expected one of NO, MULTI_GPU"),
-        ({"distributed_type": "NO"}, "num_processes = 4: but distributed_type: NO"),
-        ({"distributed_type": "MULTI_CPU"}, "use_cpu = false: but distributed_type: MULTI_CPU"),
-        ({"use_cpu": True}, "use_cpu = true: but distributed_type: MULTI_GPU"),
-        ({"gpu_ids": "0,1"}, "gpu_ids = 0,1: expected all (choose GPUs with the environment variable CUDA_VISIBLE"),
-        ({"dynamo_config__dynamo_backend": "INDUCTOR"}, "dynamo_config.dynamo_backend = INDUCTOR: expected 'NO'"),
-        ({"enable_cpu_affinity": True}, "enable_cpu_affinity = true: expected false"),
-        ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment = AMAZON_SAGEMAKER: expected LOCAL"),
-        ({"fp8_config": {"backend": "TE"}}, "fp8_config = {backend: TE}: expected null"),
-        ({"deepspeed_config__zero_stage": 2}, "deepspeed_config.zero_stage = 2: belongs to distributed_type: DEEP"),
-        ({"num_proceses": 2}, "num_proceses = 2: unsupported key; remove it. Did you mean 'num_proc"),
-        ({"debug": 0}, "debug = 0: expected false"),
-    ],
-)  # fmt: skip
-def test_a_key_that_cannot_be_honoured_is_refused(tmp_path, values, text):
-    config, problems = read(changed(written(tmp_path, "MULTI_GPU"), **values))
-    assert config is None
-    assert any(problem.startswith(text) for problem in problems), problems
+REFUSED = [
+    ({"num_machines": 2}, "num_machines = 2: expected 1 (several machines: compute=sky"),
+    ({"machine_rank": 1}, "machine_rank = 1: expected 0"),
+    ({"main_process_ip": "10.0.0.1"}, "main_process_ip = 10.0.0.1: expected null"),
+    ({"main_process_port": 29501}, "main_process_port = 29501: expected null"),
+    ({"mixed_precision": "fp8"}, "mixed_precision = fp8: expected one of 'no', bf16, fp16"),
+    ({"num_processes": 0}, "num_processes = 0: expected a whole number from 1"),
+    ({"num_processes": None}, "num_processes = null: expected a whole number from 1"),
+    ({"num_processes": True}, "num_processes = true: expected a whole number from 1"),
+    ({"distributed_type": "MEGATRON_LM"}, "distributed_type = MEGATRON_LM: expected one of NO, MULTI_GPU"),
+    ({"distributed_type": "NO"}, "num_processes = 4: but distributed_type: NO"),
+    ({"distributed_type": "MULTI_CPU"}, "use_cpu = false: but distributed_type: MULTI_CPU"),
+    ({"use_cpu": True}, "use_cpu = true: but distributed_type: MULTI_GPU"),
+    ({"gpu_ids": "0,1"}, "gpu_ids = 0,1: expected all (choose GPUs with the environment variable CUDA_VISIBLE"),
+    ({"dynamo_config__dynamo_backend": "INDUCTOR"}, "dynamo_config.dynamo_backend = INDUCTOR: expected 'NO'"),
+    ({"enable_cpu_affinity": True}, "enable_cpu_affinity = true: expected false"),
+    ({"compute_environment": "AMAZON_SAGEMAKER"}, "compute_environment = AMAZON_SAGEMAKER: expected LOCAL"),
+    ({"fp8_config": {"backend": "TE"}}, "fp8_config = {backend: TE}: expected null"),
+    ({"deepspeed_config__zero_stage": 2}, "deepspeed_config.zero_stage = 2: belongs to distributed_type: DEEP"),
+    ({"num_proceses": 2}, "num_proceses = 2: unsupported key; remove it. Did you mean 'num_proc"),
+    ({"debug": 0}, "debug = 0: expected false"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"zero_stage": 1}, "zero_stage = 1: expected one of 0, 2, 3"),
-        ({"zero_stage": None}, "zero_stage = null: expected one of 0, 2, 3"),
-        ({"offload_optimizer_device": "cpu"}, "offload_optimizer_device = cpu: expected none"),
-        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps = 4: expected 1 or auto (a step takes all"),
-        ({"gradient_clipping": 0}, "gradient_clipping = 0: expected a number above 0"),
-        ({"deepspeed_config_file": "zero.json"}, "deepspeed_config_file = zero.json: expected null (state zero_stage"),
-        ({"zero3_init_flag": True}, "zero3_init_flag = true: expected false"),
-    ],
-)
-def test_a_key_of_deepspeed_that_cannot_be_honoured_is_refused(tmp_path, values, text):
-    _, problems = read(written(tmp_path, "DEEPSPEED", deepspeed_config={**ZERO, "zero_stage": 2, **values}))
-    assert [problem.startswith(f"deepspeed_config.{text}") for problem in problems] == [True], problems
+def test_a_key_that_cannot_be_honoured_is_refused(tmp_path):
+    for values, text in REFUSED:
+        config, problems = read(changed(written(tmp_path, "MULTI_GPU"), **values))
+        assert config is None, values
+        assert any(problem.startswith(text) for problem in problems), problems
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"fsdp_version": 1}, "fsdp_version = 1: expected 2 (convert the file: accelerate to-fsdp2"),
-        ({"fsdp_version": None}, "fsdp_version = null: expected 2"),
-        ({"fsdp_offload_params": True}, "fsdp_offload_params = true: expected false"),
-        ({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, "fsdp_state_dict_type = SHARDED_STATE_DICT: expected FULL"),
-        ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}, "fsdp_auto_wrap_policy = SIZE_BASED_WRAP: expected TRANSFORMER"),
-        ({"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}, "fsdp_transformer_layer_cls_to_wrap = Llama"),
-        ({"fsdp_reshard_after_forward": "FULL_SHARD"}, "fsdp_reshard_after_forward = FULL_SHARD: expected true or"),
-    ],
-)  # fmt: skip
-def test_a_key_of_fsdp_that_cannot_be_honoured_is_refused(tmp_path, values, text):
-    _, problems = read(written(tmp_path, "FSDP", fsdp_config={**FSDP, **values}))
-    assert [problem.startswith(f"fsdp_config.{text}") for problem in problems] == [True], problems
+DEEPSPEED_REFUSED = [
+    ({"zero_stage": 1}, "zero_stage = 1: expected one of 0, 2, 3"),
+    ({"zero_stage": None}, "zero_stage = null: expected one of 0, 2, 3"),
+    ({"offload_optimizer_device": "cpu"}, "offload_optimizer_device = cpu: expected none"),
+    ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps = 4: expected 1 or auto (a step takes all"),
+    ({"gradient_clipping": 0}, "gradient_clipping = 0: expected a number above 0"),
+    ({"deepspeed_config_file": "zero.json"}, "deepspeed_config_file = zero.json: expected null (state zero_stage"),
+    ({"zero3_init_flag": True}, "zero3_init_flag = true: expected false"),
+]
+FSDP_REFUSED = [
+    ({"fsdp_version": 1}, "fsdp_version = 1: expected 2 (convert the file: accelerate to-fsdp2"),
+    ({"fsdp_version": None}, "fsdp_version = null: expected 2"),
+    ({"fsdp_offload_params": True}, "fsdp_offload_params = true: expected false"),
+    ({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, "fsdp_state_dict_type = SHARDED_STATE_DICT: expected FULL"),
+    ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}, "fsdp_auto_wrap_policy = SIZE_BASED_WRAP: expected TRANSFORMER"),
+    ({"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}, "fsdp_transformer_layer_cls_to_wrap = Llama"),
+    ({"fsdp_reshard_after_forward": "FULL_SHARD"}, "fsdp_reshard_after_forward = FULL_SHARD: expected true or"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [("a: [", "is not valid YAML"), ("- a", "is not a mapping"), ("", "is not a mapping"), (None, "cannot be read")],
-)
-def test_a_file_that_is_none_is_refused(tmp_path, content, text):
+def test_a_key_of_deepspeed_or_fsdp_that_cannot_be_honoured_is_refused(tmp_path):
+    sections = {
+        "DEEPSPEED": ("deepspeed_config", {**ZERO, "zero_stage": 2}, DEEPSPEED_REFUSED),
+        "FSDP": ("fsdp_config", FSDP, FSDP_REFUSED),
+    }
+    for kind, (section, valid, cases) in sections.items():
+        for values, text in cases:
+            _, problems = read(written(tmp_path, kind, **{section: {**valid, **values}}))
+            assert [problem.startswith(f"{section}.{text}") for problem in problems] == [True], problems
+
+
+def test_a_file_that_is_none_is_refused(tmp_path):
     path = tmp_path / "accelerate.yaml"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(SpecError) as caught:
-        compose(["+experiment=smoke", "compute=accelerate", f"compute.config_file={path}"])
-    (problem,) = caught.value.problems
-    assert problem.path == "compute.places.accelerate.config_file"
-    assert text in problem.message
+    contents = {None: "cannot be read", "a: [": "is not valid YAML", "- a": "is not a mapping", "": "is not a mapping"}
+    for content, text in contents.items():
+        if content is not None:
+            path.write_text(content)
+        (message,) = messages(f"compute.config_file={path}")
+        assert message.startswith("compute.places.accelerate.config_file: ")
+        assert text in message, content
 
 
 def messages(*lines: str) -> list[str]:

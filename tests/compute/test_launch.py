@@ -32,15 +32,15 @@ def test_rendezvous_is_this_machine_or_the_first_node():
     ]
 
 
-@pytest.mark.parametrize("wrong", [{"NUM_NODES": "3"}, {"NODE_RANK": "2"}, {"NODE_RANK": "first"}])
-def test_invalid_list_of_nodes_is_rejected(monkeypatch, capsys, wrong):
-    environment = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
-    with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS lists 2 nodes.*expected as many nodes as listed"):
-        rendezvous_options(environment, 29500)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert main(["--processes", "2", "--", "flows.stage"]) == 2
-    assert json.loads(capsys.readouterr().out)["error"]["type"] == "ResourceError"
+def test_invalid_list_of_nodes_is_rejected(monkeypatch, capsys):
+    for wrong in ({"NUM_NODES": "3"}, {"NODE_RANK": "2"}, {"NODE_RANK": "first"}):
+        environment = NODES | {f"SKYPILOT_{name}": value for name, value in wrong.items()}
+        with pytest.raises(ResourceError, match=r"SKYPILOT_NODE_IPS lists 2 nodes.*expected as many nodes as listed"):
+            rendezvous_options(environment, 29500)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        assert main(["--processes", "2", "--", "flows.stage"]) == 2
+        assert json.loads(capsys.readouterr().out)["error"]["type"] == "ResourceError"
 
 
 def test_command_of_a_place():
@@ -53,10 +53,10 @@ def test_command_of_a_place():
     )
 
 
-@pytest.mark.parametrize(("key", "value"), [("processes", 0), ("strategy", "zero9"), ("timeout", 0)])
-def test_invalid_place_is_rejected(key, value):
-    with pytest.raises(SpecError, match=rf"places\.many\.\S*{key}"):
-        validate(ComputeSpec, {"places": {"many": {"name": "torchrun", key: value}}})
+def test_invalid_place_is_rejected():
+    for key, value in {"processes": 0, "strategy": "zero9", "timeout": 0}.items():
+        with pytest.raises(SpecError, match=rf"places\.many\.\S*{key}"):
+            validate(ComputeSpec, {"places": {"many": {"name": "torchrun", key: value}}})
 
 
 def test_a_process_that_is_killed_ends_all_and_is_named(tmp_path):

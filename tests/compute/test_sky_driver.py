@@ -15,6 +15,7 @@ from components.compute.sky.runner import SkyRunner
 from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import TaskTemplate
 from components.errors import EspalierError, ResourceError, TooManyFailures, WaitTimeout
+from tests.refusals import wrong_refusals
 
 ASKED = {"stage": "train", "spec": {}, "inputs": {}, "seed": 0, "allow": []}
 DONE = {"key": "k", "digest": "d", "status": "ran"}
@@ -170,16 +171,11 @@ def test_job_without_a_result_shows_its_last_output(tmp_path):
         drive(Sky((["python: not found"], "FAILED")), tmp_path).run(ASKED, print)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"error": {"type": "OSError", "message": "[Errno 28] No space left on device"}}',
-        "OSError: [Errno 28] No space left on device: '/x'",
-    ],
-)
-def test_a_full_disk_on_the_node(tmp_path, line):
-    with pytest.raises(ResourceError, match=r"disk of a node of ours is full: raise `disk`.*finished work is in"):
-        drive(Sky(([line], "FAILED")), tmp_path).run(ASKED, print)
+def test_a_full_disk_on_the_node(tmp_path):
+    words = "[Errno 28] No space left on device"
+    for line in (f'{{"error": {{"type": "OSError", "message": "{words}"}}}}', f"OSError: {words}: '/x'"):
+        with pytest.raises(ResourceError, match=r"disk of a node of ours is full: raise `disk`.*finished work is in"):
+            drive(Sky(([line], "FAILED")), tmp_path).run(ASKED, print)
 
 
 def test_preempted_machine_is_launched_again(tmp_path):
@@ -222,27 +218,29 @@ def test_unreachable_cluster_ends_the_wait(tmp_path):
         drive(sdk, tmp_path).run(ASKED, print)
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (NoCloudAccessError("Cloud access is not set up."), r"no access to aws: `sky check`.*docs/guides/cloud\.md"),
-        (
-            ResourcesUnavailableError("x", [Exception("VcpuLimitExceeded: your quota is 0")]),
-            r"H100:1 on aws is not available: VcpuLimitExceeded.*The quota is exceeded: ask the provider",
-        ),
-        (
-            ResourcesUnavailableError("No capacity."),
-            r"H100:1 on aws is not available: No capacity\. Choose another infra",
-        ),
-        (ResourcesMismatchError("H100:1 vs L4:1"), r"up with other resources.*`sky down ours`"),
-        (ApiServerConnectionError("refused"), r"API server cannot be reached.*`sky api start`"),
-        (KeyError("inner"), r"SkyPilot, ours: KeyError"),
-    ],
-)
-def test_errors_of_skypilot_are_converted_with_advice(tmp_path, error, words):
+ERRORS = [
+    (NoCloudAccessError("Cloud access is not set up."), r"no access to aws: `sky check`.*docs/guides/cloud\.md"),
+    (
+        ResourcesUnavailableError("x", [Exception("VcpuLimitExceeded: your quota is 0")]),
+        r"H100:1 on aws is not available: VcpuLimitExceeded.*The quota is exceeded: ask the provider",
+    ),
+    (
+        ResourcesUnavailableError("No capacity."),
+        r"H100:1 on aws is not available: No capacity\. Choose another infra",
+    ),
+    (ResourcesMismatchError("H100:1 vs L4:1"), r"up with other resources.*`sky down ours`"),
+    (ApiServerConnectionError("refused"), r"API server cannot be reached.*`sky api start`"),
+    (KeyError("inner"), r"SkyPilot, ours: KeyError"),
+]
+
+
+def test_errors_of_skypilot_are_converted_with_advice(tmp_path):
     place = {"infra": "aws", "accelerators": "H100:1"}
-    with pytest.raises(EspalierError, match=words):
+
+    def launch(error):
         drive(Sky(launch=error), tmp_path, place).run(ASKED, print)
+
+    assert wrong_refusals(ERRORS, launch, EspalierError) == []
 
 
 def test_launch_times_out(tmp_path):

@@ -124,56 +124,45 @@ def test_tokenizer_metadata_for_llama_cpp(merged, tmp_path):
     assert fields["general.name"].contents() == "shop"
 
 
-def test_another_model_is_caught(llama, asked, tmp_path):
-    other = write_adapter(llama, tmp_path / "other", seed=2)
-    export_merged(llama, other, tmp_path / "merged", "")
+def test_what_answers_differently_is_caught(llama, merged, base_dir, asked, tmp_path):
+    """Another model, weights without a value, another tokenizer, and nothing to compare."""
+    export_merged(llama, write_adapter(llama, tmp_path / "other", seed=2), tmp_path / "merged", "")
     with pytest.raises(EngineError, match=r"the merged export differs from the policy trained on held-out prompt 0"):
         check_answers("merged", load_model(tmp_path / "merged"), load_tokenizer(llama), *asked, TOLERANCE["float16"])
-
-
-def test_nan_weights_are_detected(merged, asked):
     model = load_model(merged)
+    with pytest.raises(EngineError, match=r"tokenizes held-out prompt 0 differently .* tokenizer or chat template"):
+        check_answers("merged", model, load_tokenizer(base_dir), *asked, TOLERANCE["float32"])
+    with pytest.raises(EngineError, match="no held-out prompt"):
+        check_answers("merged", model, load_tokenizer(merged), [], [], 1.0)
     model.get_input_embeddings().weight.data.fill_(float("nan"))
     with pytest.raises(EngineError, match="differs from the policy"):
         check_answers("merged", model, load_tokenizer(merged), *asked, TOLERANCE["bfloat16"])
 
 
-def test_another_tokenizer_is_caught(merged, base_dir, asked):
-    with pytest.raises(EngineError, match=r"tokenizes held-out prompt 0 differently .* tokenizer or chat template"):
-        check_answers("merged", load_model(merged), load_tokenizer(base_dir), *asked, TOLERANCE["float32"])
+UNSUPPORTED = [
+    ("config.json", {"architectures": ["Qwen3ForCausalLM"]}, "its architecture is Qwen3ForCausalLM"),
+    ("config.json", {"rope_parameters": {"rope_type": "llama3"}}, r"rotary embedding is scaled \(llama3\)"),
+    ("config.json", {"mlp_bias": True}, r"biases \(mlp_bias\)"),
+    ("tokenizer.json", {"model": {"type": "Unigram"}}, "its tokenizer has the type Unigram"),
+    (
+        "tokenizer.json",
+        {"normalizer": {"type": "Lowercase"}},
+        "GGUF has no name here for the way in which its tokenizer splits text",
+    ),
+    (
+        "tokenizer.json",
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        "GGUF has no name here for the way in which its tokenizer splits text",
+    ),
+]
 
 
-def test_comparison_needs_prompts(merged):
-    with pytest.raises(EngineError, match="no held-out prompt"):
-        check_answers("merged", load_model(merged), load_tokenizer(merged), [], [], 1.0)
-
-
-@pytest.mark.parametrize(
-    ("file", "changed", "message"),
-    [
-        ("config.json", {"architectures": ["Qwen3ForCausalLM"]}, "its architecture is Qwen3ForCausalLM"),
-        ("config.json", {"rope_parameters": {"rope_type": "llama3"}}, r"rotary embedding is scaled \(llama3\)"),
-        ("config.json", {"mlp_bias": True}, r"biases \(mlp_bias\)"),
-        ("tokenizer.json", {"model": {"type": "Unigram"}}, "its tokenizer has the type Unigram"),
-        (
-            "tokenizer.json",
-            {"normalizer": {"type": "Lowercase"}},
-            "GGUF has no name here for the way in which its tokenizer splits text",
-        ),
-        (
-            "tokenizer.json",
-            {"pre_tokenizer": {"type": "Whitespace"}},
-            "GGUF has no name here for the way in which its tokenizer splits text",
-        ),
-    ],
-)
-def test_unsupported_model_is_rejected_with_the_reason(llama, tmp_path, file, changed, message):
-    folder = shutil.copytree(llama, tmp_path / "other-model")
-    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changed))
-    with pytest.raises(ResourceError, match=rf"deploy.formats: gguf: other-model cannot be written as GGUF.*{message}"):
-        check_architecture(folder)
-
-
-def test_a_tokenizer_without_merges_is_refused(base_dir):
+def test_unsupported_model_is_rejected_with_the_reason(llama, base_dir, tmp_path):
+    for number, (file, changed, message) in enumerate(UNSUPPORTED):
+        folder = shutil.copytree(llama, tmp_path / str(number) / "other-model")
+        (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changed))
+        reason = rf"deploy.formats: gguf: other-model cannot be written as GGUF.*{message}"
+        with pytest.raises(ResourceError, match=reason):
+            check_architecture(folder)
     with pytest.raises(ResourceError, match="its tokenizer has no merges"):
         check_architecture(base_dir)

@@ -24,22 +24,22 @@ from components.evaluation.power import (
 )
 
 
-@pytest.mark.parametrize(("p", "size"), [(0.3, 4), (0.02, 8), (0.5, 2), (0.0, 8), (1.0, 3)])
-def test_signal_of_a_group_against_all_outcomes(p, size):
-    mixed = sum(
-        math.prod(p if success else 1 - p for success in group)
-        for group in itertools.product((0, 1), repeat=size)
-        if len(set(group)) == 2
-    )
-    assert group_signal(p, size) == pytest.approx(mixed)
+def test_signal_of_a_group_against_all_outcomes():
+    for p, size in ((0.3, 4), (0.02, 8), (0.5, 2), (0.0, 8), (1.0, 3)):
+        mixed = sum(
+            math.prod(p if success else 1 - p for success in group)
+            for group in itertools.product((0, 1), repeat=size)
+            if len(set(group)) == 2
+        )
+        assert group_signal(p, size) == pytest.approx(mixed)
 
 
-@pytest.mark.parametrize(("successes", "episodes", "size"), [(2, 6, 3), (1, 5, 5), (3, 8, 2), (0, 6, 4)])
-def test_the_share_from_samples_is_that_over_all_subsets(successes, episodes, size):
+def test_the_share_from_samples_is_that_over_all_subsets():
     """Unbiased: the mean over all groups that the episodes contain."""
-    outcomes = [1] * successes + [0] * (episodes - successes)
-    expected = fmean(len(set(group)) == 2 for group in itertools.combinations(outcomes, size))
-    assert signal_share([Outcomes(successes, episodes)], size) == pytest.approx(expected)
+    for successes, episodes, size in ((2, 6, 3), (1, 5, 5), (3, 8, 2), (0, 6, 4)):
+        outcomes = [1] * successes + [0] * (episodes - successes)
+        expected = fmean(len(set(group)) == 2 for group in itertools.combinations(outcomes, size))
+        assert signal_share([Outcomes(successes, episodes)], size) == pytest.approx(expected)
 
 
 def test_the_share_of_larger_groups_follows_the_spread_of_the_scenarios():
@@ -69,23 +69,20 @@ def test_the_prediction_interval_covers_95_percent_of_new_rounds():
     assert 0.87 <= fmean(covered) <= 1.0
 
 
-@pytest.mark.parametrize(("base", "gain"), [(0.3, 0.1), (0.7, 0.2), (0.05, 0.05), (0.5, 0.0)])
-def test_the_worst_discordance_is_the_largest_of_all_joint_distributions(base, gain):
+def test_the_worst_discordance_is_the_largest_of_all_joint_distributions():
     """both + gained = after, both + lost = base: the discordance falls with the overlap."""
-    after = base + gain
-    overlaps = np.linspace(max(0.0, base + after - 1), min(base, after), 101)
-    assert worst_discordance(base, gain) == pytest.approx(max(base + after - 2 * both for both in overlaps))
+    for base, gain in ((0.3, 0.1), (0.7, 0.2), (0.05, 0.05), (0.5, 0.0)):
+        after = base + gain
+        overlaps = np.linspace(max(0.0, base + after - 1), min(base, after), 101)
+        assert worst_discordance(base, gain) == pytest.approx(max(base + after - 2 * both for both in overlaps))
 
 
-@pytest.mark.parametrize(("scenarios", "base", "discordance"), [(64, 0.3, 0.3), (512, 0.4, None), (96, None, None)])
-def test_the_detectable_gain_is_the_smallest_whose_scenarios_suffice(scenarios, base, discordance):
-    gain = detectable_gain(scenarios, base, discordance)
-    assert gain
-    assert scenarios_for_gain(gain, base, discordance) <= scenarios
-    assert scenarios_for_gain(gain - 0.001, base, discordance) > scenarios
-
-
-def test_few_scenarios_detect_nothing():
+def test_the_detectable_gain_is_the_smallest_whose_scenarios_suffice():
+    for scenarios, base, discordance in ((64, 0.3, 0.3), (512, 0.4, None), (96, None, None)):
+        gain = detectable_gain(scenarios, base, discordance)
+        assert gain
+        assert scenarios_for_gain(gain, base, discordance) <= scenarios
+        assert scenarios_for_gain(gain - 0.001, base, discordance) > scenarios
     assert detectable_gain(4, 0.9, None) is None
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from components.artifacts import Artifact
 from components.evaluation.metrics import summarise
 from components.specs import validate
-from components.trajectories.schema import Scenario, Score, Trajectory
-from components.trajectories.store import write_scores, write_trajectories
+from components.trajectories.schema import Scenario, Score, Selection, Trajectory
+from components.trajectories.store import write_scores, write_selection, write_trajectories
 from flows.execution.executor import Execution
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
@@ -138,3 +138,22 @@ def write_evaluation(folder: Path, episodes: Sequence[Trajectory]) -> None:
     write_trajectories(folder / "trajectories.parquet", episodes)
     write_scores(folder / "scores.parquet", [Score(one.id, one.reward) for one in episodes])
     (folder / "summary.json").write_text(json.dumps(summarise(episodes)))
+
+
+def store_episodes(
+    context: Context,
+    episodes: Sequence[Trajectory],
+    scores: Sequence[Score] | None = None,
+    selections: Sequence[Selection] | None = None,
+) -> dict[str, str]:
+    """Store episodes, with their scores and selections, as artifacts of stages. Return their keys, the inputs of a
+    request."""
+    parts: dict[str, Callable[[Path], object]] = {"trajectories": lambda path: write_trajectories(path, episodes)}
+    if scores is not None:
+        parts["scores"] = lambda path: write_scores(path, scores)
+    if selections is not None:
+        parts["selection"] = lambda path: write_selection(path, selections)
+    for kind, write in parts.items():
+        with context.store.draft(kind, stage="made", kind=kind, schema_version=1, inputs={}) as draft:
+            write(draft.path / f"{kind}.parquet")
+    return {kind: kind for kind in parts}

@@ -108,7 +108,7 @@ def test_a_delivery_that_fails_twice_is_a_warning_without_the_url(webhook, caplo
 
 
 def test_a_server_that_does_not_answer_is_given_up(webhook, monkeypatch, caplog):
-    monkeypatch.setattr(notification, "TIMEOUT", 0.2)
+    monkeypatch.setattr(notification, "TIMEOUT", 2.0)  # a busy machine takes a while to accept
     hook = webhook(0)
     Notifier(settings(), record()).send("failed", "")
     assert len(hook.bodies) == 2
@@ -155,17 +155,14 @@ def test_guards_and_the_budget_are_reported_and_other_notices_are_not(webhook, t
     ]
 
 
-@pytest.mark.parametrize("value", [None, "s3cr3t", "ftp://host/s3cr3t", "http:///s3cr3t"])
-def test_a_missing_or_invalid_url_is_reported_before_the_run_without_its_value(monkeypatch, value):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    if value is not None:
-        monkeypatch.setenv(VARIABLE, value)
-    (message,) = lacking(settings())
-    assert message.startswith(f"notify.url_variable: the environment variable {VARIABLE}")
-    assert "s3cr3t" not in message
-
-
-def test_prefect_events_need_a_server_of_the_user(monkeypatch):
+def test_a_missing_or_invalid_url_is_reported_before_the_run_without_its_value(monkeypatch):
+    spec = settings()
+    for value in (None, "s3cr3t", "ftp://host/s3cr3t", "http:///s3cr3t"):
+        if value is not None:
+            monkeypatch.setenv(VARIABLE, value)
+        (message,) = lacking(spec)
+        assert message.startswith(f"notify.url_variable: the environment variable {VARIABLE}")
+        assert "s3cr3t" not in message
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     (message,) = lacking(compose(["+experiment=smoke", "notify.prefect=true"]))
     assert "PREFECT_API_URL" in message

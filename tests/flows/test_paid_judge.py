@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from components.errors import BudgetExceeded, ResourceError
-from components.trajectories.store import read_scores, write_trajectories
+from components.trajectories.store import read_scores
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage, request_key, run_stage
+from tests.flows.pretend import store_episodes
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import GOOD, Reply, judge_server
 from tests.trajectories.builders import episode, talk
@@ -35,11 +36,9 @@ def episodes():
 def requested(context, server, judge=None, **model):
     asks = {"name": "served", "url": server.url, "model": "judge", "retry_for": 1}
     asks |= {"price": {"input": 1000.0, "output": 1000.0}} | model
-    if "made" not in [path.name for path in context.store.root.glob("*")]:
-        with context.store.draft("made", stage="made", kind="trajectories", schema_version=1, inputs={}) as draft:
-            write_trajectories(draft.path / "trajectories.parquet", episodes())
+    inputs = store_episodes(context, episodes())
     part = {"reward": {"_target_": "components.rewards.judges.ruler.Ruler", "model": asks}, "model": MODEL}
-    return Request("judge", part | {"judge": judge or {}}, {"trajectories": "made"})
+    return Request("judge", part | {"judge": judge or {}}, inputs)
 
 
 def rewards(artifact):

@@ -65,21 +65,21 @@ def test_one_changed_key_says_which_stages_it_makes_run_and_why(tmp_path):
     assert run.short not in str(why)
 
 
-@pytest.mark.parametrize(
-    ("changes", "label", "reason"),
-    [
-        ({"seed": 3}, "collect[1]", "seed: 0 → 3"),
-        ({"evaluate": {"scenarios": 2}}, "evaluate[start]", "evaluate.scenarios: null → 2"),
-        (
-            {"reward": {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.1}},
-            "judge[1]",
-            "turn_cost",
-        ),
-    ],
-)
-def test_the_reason_is_the_part_of_the_key_that_differs(tmp_path, changes, label, reason):
+DIFFERENCES = [
+    ({"seed": 3}, "collect[1]", "seed: 0 → 3"),
+    ({"evaluate": {"scenarios": 2}}, "evaluate[start]", "evaluate.scenarios: null → 2"),
+    (
+        {"reward": {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.1}},
+        "judge[1]",
+        "turn_cost",
+    ),
+]
+
+
+def test_the_reason_is_the_part_of_the_key_that_differs(tmp_path):
     pretend(tmp_path)
-    assert reason in "; ".join(reasons(tmp_path, **changes)[label])
+    for changes, label, reason in DIFFERENCES:
+        assert reason in "; ".join(reasons(tmp_path, **changes)[label])
 
 
 def test_the_nearest_of_several_runs_gives_the_reason(tmp_path):
@@ -140,21 +140,22 @@ def test_time_and_cost_follow_from_earlier_stages(tmp_path):
 PROCESS = {"default": "process"}
 
 
-@pytest.mark.parametrize(
-    ("earlier", "planned", "expected"),
-    [
-        ({}, {}, []),
-        (PROCESS, {}, ["include loading packages and model in each process"]),
-        (PROCESS, PROCESS, ["include loading packages and model in each process"]),
-        ({}, PROCESS, ["exclude the start of their processes"]),
-    ],
-)
-def test_the_plan_says_whether_times_include_the_start_of_processes(tmp_path, earlier, planned, expected):
-    pretend(tmp_path, rounds=1, compute=earlier)
-    notes = plan(spec_of(tmp_path, rounds=1, seed=1, compute=planned)).notes
-    about_times = [note for note in notes if note.startswith("the times of ")]
-    assert [words in note for note, words in zip(about_times, expected, strict=True)] == [True] * len(expected)
-    assert all("collect" in note and "train" in note for note in about_times)
+TIMES = [
+    ({}, {}, []),
+    (PROCESS, {}, ["include loading packages and model in each process"]),
+    (PROCESS, PROCESS, ["include loading packages and model in each process"]),
+    ({}, PROCESS, ["exclude the start of their processes"]),
+]
+
+
+def test_the_plan_says_whether_times_include_the_start_of_processes(tmp_path):
+    for number, (earlier, planned, expected) in enumerate(TIMES):
+        root = tmp_path / str(number)
+        pretend(root, rounds=1, compute=earlier)
+        notes = plan(spec_of(root, rounds=1, seed=1, compute=planned)).notes
+        about_times = [note for note in notes if note.startswith("the times of ")]
+        assert [words in note for note, words in zip(about_times, expected, strict=True)] == [True] * len(expected)
+        assert all("collect" in note and "train" in note for note in about_times)
 
 
 def test_demonstrations_say_nothing_of_the_episodes_of_a_policy_nor_sft_of_grpo(tmp_path):
@@ -198,24 +199,24 @@ def test_what_a_newer_version_has_written_is_refused(tmp_path):
         plan(spec_of(tmp_path, rounds=1))
 
 
-@pytest.mark.parametrize(
-    ("collect", "count"),
-    [
-        ({}, 16),
-        ({"reflection": {}}, 32),
-        ({"opponent": "policy", "environment": "tictactoe"}, 32),
-        ({"opponent": "base", "environment": "tictactoe"}, 16),
-        ({"continuations": 3}, 16 * (1 + 3 * 3)),
-        ({"teacher": {"model": {"name": "tiny", "source": "random"}, "samples": 2}}, 16 + 4 * 2),
-    ],
-)
-def test_a_plan_says_how_many_episodes_are_played_at_most(tmp_path, collect, count):
-    collect = {"scenarios": 4, "group_size": 4, **collect}
+EPISODES = [
+    ({}, 16),
+    ({"reflection": {}}, 32),
+    ({"opponent": "policy", "environment": "tictactoe"}, 32),
+    ({"opponent": "base", "environment": "tictactoe"}, 16),
+    ({"continuations": 3}, 16 * (1 + 3 * 3)),
+    ({"teacher": {"model": {"name": "tiny", "source": "random"}, "samples": 2}}, 16 + 4 * 2),
+]
+
+
+def test_a_plan_says_how_many_episodes_are_played_at_most(tmp_path):
     game = {"_target_": "components.environments.games.tictactoe.TicTacToe", "train": 8, "heldout": 4}
-    changes = {"environment": game} if collect.pop("environment", None) else {}
-    found = plan(spec_of(tmp_path, collect=collect, agent={"max_turns": 4}, algorithm={"name": "sft"}, **changes))
-    assert {one.label: one.episodes for one in found.stages}["collect[1]"] == count
-    assert f" {count} " in next(line for line in show(found).splitlines() if line.startswith("collect[1]"))
+    for ways, count in EPISODES:
+        collect = {"scenarios": 4, "group_size": 4, **ways}
+        changes = {"environment": game} if collect.pop("environment", None) else {}
+        found = plan(spec_of(tmp_path, collect=collect, agent={"max_turns": 4}, algorithm={"name": "sft"}, **changes))
+        assert {one.label: one.episodes for one in found.stages}["collect[1]"] == count
+        assert f" {count} " in next(line for line in show(found).splitlines() if line.startswith("collect[1]"))
 
 
 def test_a_plan_changes_nothing(tmp_path):

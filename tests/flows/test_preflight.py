@@ -13,6 +13,7 @@ from flows.experiment.starting_point import StartingPoint
 from flows.planning import preflight
 from flows.stages.base import Context
 from tests.flows import preflight_rewards
+from tests.refusals import wrong_refusals
 from tests.rewards.judge_server import judge_server
 
 REWARDS = preflight_rewards.__name__
@@ -36,36 +37,36 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("preflight")
 
 
-@pytest.mark.parametrize("environment", [SOLVED, FREE_TEXT])
-@pytest.mark.parametrize("reward", ["success", "Deviations", "demands_an_answer"])
-def test_a_reward_that_scores_an_episode_passes(root, environment, reward):
-    check(root, reward=reward, _target_=environment)
+def test_a_reward_that_scores_an_episode_passes(root):
+    for environment in (SOLVED, FREE_TEXT):
+        for reward in ("success", "Deviations", "demands_an_answer"):
+            check(root, reward=reward, _target_=environment)
 
 
-@pytest.mark.parametrize(
-    ("environment", "reward", "message"),
-    [
-        (SOLVED, "divides", r"the solution of scenario .*division by zero \(.*rewards\.py:\d+, in divid"),
-        (FREE_TEXT, "divides", r"the answer '.*' of scenario .*ZeroDivisionError"),
-        (SOLVED, "forgets", "the reward is None"),
-    ],
-)
-def test_a_broken_reward_is_refused_with_file_and_line(root, environment, reward, message):
-    with pytest.raises(JudgeError, match=message):
-        check(root, reward=reward, _target_=environment)
+BROKEN = [
+    (SOLVED, "divides", r"the solution of scenario .*division by zero \(.*rewards\.py:\d+, in divid"),
+    (FREE_TEXT, "divides", r"the answer '.*' of scenario .*ZeroDivisionError"),
+    (SOLVED, "forgets", "the reward is None"),
+]
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("solve", r"fails on each of 8 scenarios .*KeyError: 'answers' \(.*faulty_environment.py:\d+, in solve\)"),
-        ("", r"solves none of 8 scenarios .*warmup.filter keeps none.*'success': False"),
-    ],
-)
-def test_a_solver_that_always_fails_is_refused_if_it_must_demonstrate(root, fault, message):
-    with pytest.raises(EnvironmentFailed, match=message):
-        check(root, "warmup=sft_short", _target_=UNSOLVED, fault=fault)
-    check(root, _target_=UNSOLVED, fault=fault)  # the run needs no demonstrations
+def test_a_broken_reward_is_refused_with_file_and_line(root):
+    for environment, reward, message in BROKEN:
+        with pytest.raises(JudgeError, match=message):
+            check(root, reward=reward, _target_=environment)
+
+
+UNSOLVABLE = [
+    ("solve", r"fails on each of 8 scenarios .*KeyError: 'answers' \(.*faulty_environment.py:\d+, in solve\)"),
+    ("", r"solves none of 8 scenarios .*warmup.filter keeps none.*'success': False"),
+]
+
+
+def test_a_solver_that_always_fails_is_refused_if_it_must_demonstrate(root):
+    for fault, message in UNSOLVABLE:
+        with pytest.raises(EnvironmentFailed, match=message):
+            check(root, "warmup=sft_short", _target_=UNSOLVED, fault=fault)
+        check(root, _target_=UNSOLVED, fault=fault)  # the run needs no demonstrations
 
 
 def test_each_judge_answers_one_question_which_is_cached(root):
@@ -76,17 +77,16 @@ def test_each_judge_answers_one_question_which_is_cached(root):
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["reward=ruler", "judge_model@reward.model=served", "reward.model.model=gone"],
-        ["inference=remote", "inference.model=gone"],
-    ],
-)
-def test_a_server_where_nobody_listens_is_refused(root, overrides):
+def test_a_server_where_nobody_listens_is_refused(root):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        key = "inference.url" if "inference=remote" in overrides else "reward.model.url"
-        with pytest.raises(ResourceError, match="unreachable"):
-            check(root, *overrides, f"{key}={url}")
+        judge = [
+            "reward=ruler",
+            "judge_model@reward.model=served",
+            f"reward.model.url={url}",
+            "reward.model.model=gone",
+        ]
+        engine = ["inference=remote", f"inference.url={url}", "inference.model=gone"]
+        cases = [(judge, "unreachable"), (engine, "unreachable")]
+        assert wrong_refusals(cases, lambda overrides: check(root, *overrides), ResourceError) == []

@@ -32,17 +32,13 @@ def test_a_run_is_found_by_its_id_its_name_and_as_the_latest(tmp_path):
         one.stage("train[9]")
 
 
-@pytest.mark.parametrize("reference", ["nothing", "abc", ""])
-def test_a_run_that_does_not_exist_is_refused_and_the_others_named(tmp_path, reference):
+def test_a_run_that_does_not_exist_is_refused_and_the_others_named(tmp_path):
     run = pretend(tmp_path, rounds=1)
-    with pytest.raises(ResourceError, match=f"no run '{reference}'.*\n.*{run.short}.*test seed 0  finished"):
-        Records(tmp_path).get(reference)
+    for reference in ("nothing", "abc", ""):
+        with pytest.raises(ResourceError, match=f"no run '{reference}'.*\n.*{run.short}.*test seed 0  finished"):
+            Records(tmp_path).get(reference)
     with pytest.raises(ResourceError, match=r"no run below .* yet.*root=DIR"):
-        Records(tmp_path / "elsewhere").get(reference)
-
-
-def test_a_beginning_that_is_too_short_is_told_so(tmp_path):
-    run = pretend(tmp_path, rounds=1)
+        Records(tmp_path / "elsewhere").get("nothing")
     with pytest.raises(ResourceError, match=f"'{run.id[:2]}' is too short for an id; give at least 4 characters"):
         Records(tmp_path).get(run.id[:2])
 
@@ -65,11 +61,12 @@ def test_the_beginning_of_two_ids_is_refused(tmp_path):
         Records(tmp_path).get("abcdef")
 
 
-@pytest.mark.parametrize(("error", "status"), [(ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")])
-def test_it_says_how_the_run_ended(tmp_path, error, status):
-    with pytest.raises(error), recording(tmp_path, RunRecord("abcdef", "test", 0, time.time())):
-        raise error
-    assert Records(tmp_path).get("abcdef").status == status
+def test_it_says_how_the_run_ended(tmp_path):
+    for error, status in ((ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")):
+        root = tmp_path / status
+        with pytest.raises(error), recording(root, RunRecord("abcdef", "test", 0, time.time())):
+            raise error
+        assert Records(root).get("abcdef").status == status
 
 
 def test_a_run_that_lives_is_not_dead_and_a_killed_one_is(tmp_path):

@@ -122,21 +122,21 @@ def test_evaluations_in_the_rounds_stand_between_and_the_final_policy_last():
     assert (line["step"], line["rounds"], line["success_by_round"]) == (2, 4, {"2": 0.6, "4": 0.3})
 
 
-@pytest.mark.parametrize(
-    ("policy", "step", "title"),
-    [
-        ("last", 4, "after GRPO"),
-        ("last", 2, "after GRPO, round 2"),
-        ("best", 4, "after GRPO, round 4 (best)"),
-        ("best", 2, "after GRPO, round 2 (best)"),
-        ("best", 0, "start of the rounds (best)"),
-    ],
-)
-def test_the_final_policy_is_called_by_its_round_where_it_is_not_simply_the_last(tmp_path, policy, step, title):
-    spec = spec_of(tmp_path, rounds=4, deploy={"policy": policy})
+TITLES = [
+    ("last", 4, "after GRPO"),
+    ("last", 2, "after GRPO, round 2"),
+    ("best", 4, "after GRPO, round 4 (best)"),
+    ("best", 2, "after GRPO, round 2 (best)"),
+    ("best", 0, "start of the rounds (best)"),
+]
+
+
+def test_the_final_policy_is_called_by_its_round_where_it_is_not_simply_the_last(tmp_path):
     evaluation = Artifact("key", "evaluation", "evaluate", 1, "digest", tmp_path, {}, {}, (), 0.0)
-    outcome = RunOutcome({"start": evaluation, "final": evaluation}, [EvaluatedPolicy(0, None, evaluation)], step=step)
-    assert titles_of(spec, outcome) == {"start": "start", "final": title}
+    evaluations, measured = {"start": evaluation, "final": evaluation}, [EvaluatedPolicy(0, None, evaluation)]
+    for policy, step, title in TITLES:
+        spec = spec_of(tmp_path, rounds=4, deploy={"policy": policy})
+        assert titles_of(spec, RunOutcome(evaluations, measured, step=step)) == {"start": "start", "final": title}
 
 
 def test_differences_are_told_in_words():

@@ -127,16 +127,16 @@ def test_a_constitution_inside_of_another_reward_is_found(tmp_path, server):
     assert len(read(tmp_path / "revised.jsonl")) == 2
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--stage", "collect[7]"], "--stage collect[7]: run"),
-        (["--out", "/dev/null/x.jsonl"], "cannot be written"),
-        (["reward.model.url=http://there/v1"], "reward.model.model: needs a value"),
-        (["reward.answers=first", "reward.model.url=http://there/v1", "reward.model.model=a"], "reward.answers"),
-        (["root=/nowhere"], "root=/nowhere: the folder does not exist"),
-    ],
-)
-def test_mistakes_are_named(tmp_path, run, capsys, given, words):
-    assert revise(tmp_path, *given) == 2
-    assert words in capsys.readouterr().err
+MISTAKES = [
+    (["--stage", "collect[7]"], "--stage collect[7]: run"),
+    (["--out", "/dev/null/x.jsonl"], "cannot be written"),
+    (["reward.model.url=http://there/v1"], "reward.model.model: needs a value"),
+    (["reward.answers=first", "reward.model.url=http://there/v1", "reward.model.model=a"], "reward.answers"),
+    (["root=/nowhere"], "root=/nowhere: the folder does not exist"),
+]
+
+
+def test_mistakes_are_named(tmp_path, run, capsys):
+    for given, words in MISTAKES:
+        assert revise(tmp_path, *given) == 2, given
+        assert words in capsys.readouterr().err

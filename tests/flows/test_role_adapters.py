@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from flows.experiment.compose import compose
 from flows.experiment.requests import Requests
 from flows.recipes.run import Run
 from flows.stages.base import Context
-from flows.stages.execute import run_stage
+from flows.stages.execute import repeat_stage, run_stage
+from flows.terminal.console import Console
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import DATA
 from tests.flows.test_overlap import plainly
@@ -49,36 +52,29 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory) -> list[Execution]:
-    """Run the flow twice, each in its own folder."""
-    import io
-
-    from flows.terminal.console import Console
-
-    executions = []
-    for _ in range(2):
-        folder = tmp_path_factory.mktemp("roles")
-        spec = spec_of(folder, **SPEC)
-        execution = Execution(spec, Context.at(folder), Console(io.StringIO()), None, folder / "log")
-        try:
-            Run(spec, plainly(execution.stage)).execute()
-        finally:
-            execution.context.warm.close()
-            execution.close()
-        executions.append(execution)
-    return executions
+def played(tmp_path_factory) -> Iterator[Execution]:
+    """Run the flow."""
+    folder = tmp_path_factory.mktemp("roles")
+    spec = spec_of(folder, **SPEC)
+    execution = Execution(spec, Context.at(folder), Console(io.StringIO()), None, folder / "log")
+    try:
+        Run(spec, plainly(execution.stage)).execute()
+        yield execution
+    finally:
+        execution.context.warm.close()
+        execution.close()
 
 
 @pytest.mark.timeout(900)
 def test_each_phase_changes_the_adapters_of_its_roles_only(played):
-    artifacts = [played[0].done[f"train[{number}]"].artifact for number in (1, 2, 3)]
+    artifacts = [played.done[f"train[{number}]"].artifact for number in (1, 2, 3)]
     saved = [
         {role: (one.path / "adapters" / role / "adapter_model.safetensors").read_bytes() for role in LORA["roles"]}
         for one in artifacts
     ]
     worker, planner, both = saved
-    assert worker["planner"] == _untrained(played[0], "planner")
-    assert worker["worker"] != _untrained(played[0], "worker")
+    assert worker["planner"] == _untrained(played, "planner")
+    assert worker["worker"] != _untrained(played, "worker")
     assert (planner["worker"], planner["planner"] != worker["planner"]) == (worker["worker"], True)
     assert both["planner"] != planner["planner"]
     assert both["worker"] != planner["worker"]
@@ -97,7 +93,7 @@ def _base(execution: Execution):
 
 
 def test_stored_log_probabilities_are_those_of_the_adapter_of_the_role(played):
-    execution = played[0]
+    execution = played
     policy = Policy(_base(execution), execution.spec.model, 0)
     policy.load(policy.folder(execution.done["train[2]"].artifact.path))
     collected = execution.done["collect[3]"].artifact.path / "trajectories.parquet"
@@ -116,13 +112,14 @@ def test_stored_log_probabilities_are_those_of_the_adapter_of_the_role(played):
     assert log[0]["kl_sampler"] < 1e-6
 
 
-def test_a_run_repeats_its_bytes(played):
-    first, second = ({label: done.artifact.digest for label, done in one.done.items()} for one in played)
-    assert first == second
+def test_stages_repeat_their_bytes(played):
+    for label in ("collect[3]", "train[3]"):
+        stored, recomputed = repeat_stage(played.done[label].request, played.context)
+        assert stored.digest == recomputed.digest, label
 
 
 def test_the_export_has_a_folder_for_each_role(played):
-    done = played[0].done
+    done = played.done
     export, policy = done["deploy"].artifact, done["train[3]"].artifact
     for role in LORA["roles"]:
         exported = load_file(export.path / "adapter" / role / "adapter_model.safetensors")
@@ -133,7 +130,7 @@ def test_the_export_has_a_folder_for_each_role(played):
 
 
 def test_a_chat_is_refused(played, capsys):
-    execution = played[0]
+    execution = played
     key = execution.done["train[3]"].artifact.key
     assert chat.main([key[:16], f"root={execution.spec.root}"]) == 2
     assert "the policy has an adapter for each of the roles planner, worker" in capsys.readouterr().err
@@ -196,25 +193,18 @@ def two_agents(scenario, base_url, api_key, model, *, second: str = "worker"):
     return 0.0
 
 
-@pytest.mark.parametrize("second", ["worker", "critic"])
-def test_agents_of_a_program_have_the_adapters_of_their_names(played, tmp_path, second):
-    function = {"_target_": "tests.flows.test_role_adapters.two_agents", "second": second}
-    agent = {"function": function, "max_turns": 2, "max_tokens": 8}
-    spec = spec_of(tmp_path, **{**SPEC, "agent": agent, "evaluate": {"scenarios": 1, "temperature": 1.0}})
-    request = Requests(spec).evaluate(played[0].done["train[3]"].artifact)
-    context = Context.at(Path(played[0].spec.root))
-    try:
-        if second == "critic":
-            with pytest.raises(
-                SpecError, match=r"model.lora.roles: planner, worker: the agent 'critic' has no adapter"
-            ):
-                run_stage(request, context)
-            return
-        artifact, _ = run_stage(request, context)
-    finally:
-        context.warm.close()
-    (episode, *_) = read_trajectories(artifact.path / "trajectories.parquet")
+def test_agents_of_a_program_have_the_adapters_of_their_names(played, tmp_path):
+    def evaluated(second):
+        function = {"_target_": "tests.flows.test_role_adapters.two_agents", "second": second}
+        agent = {"function": function, "max_turns": 2, "max_tokens": 8}
+        spec = spec_of(tmp_path, **{**SPEC, "agent": agent, "evaluate": {"scenarios": 1, "temperature": 1.0}})
+        artifact, _ = run_stage(Requests(spec).evaluate(played.done["train[3]"].artifact), played.context)
+        return artifact
+
+    (episode, *_) = read_trajectories(evaluated("worker").path / "trajectories.parquet")
     planner, worker = episode.histories
     assert (planner.agent, worker.agent) == ("planner", "worker")
     assert planner.token_ids[: -len(planner.logprobs)] == worker.token_ids[: -len(worker.logprobs)]
     assert planner.token_ids != worker.token_ids
+    with pytest.raises(SpecError, match=r"model.lora.roles: planner, worker: the agent 'critic' has no adapter"):
+        evaluated("critic")

@@ -175,16 +175,10 @@ REFUSED = [
     (["deploy.policy=best", "evaluate.every=1"], "decided: deploy.policy=best compares the success of evaluations"),
     (["+early_stopping={patience: 1}", "evaluate.every=1"], "decided: early_stopping compares the success"),
     (
-        ["evaluate.stop=never", "evaluate.alpha=0.01"],
-        "evaluate.alpha: 0.01: only evaluations that stop early use it",
-    ),
-    (
         ["evaluate.stop=never", "evaluate.batch=8"],
         "evaluate.batch: 8: only evaluations that stop early use it",
     ),
     (["evaluate.alpha=0.5"], "expected less than 0.5"),
-    (["evaluate.batch=8"], "evaluate.batch: 8: an evaluation has 8 scenarios, so its first look is at its end"),
-    (["evaluate.samples=3"], "evaluate.samples: 3: greedy episodes of a scenario are equal"),
 ]
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from components.errors import ResourceError
 from flows.orchestration import server
+from flows.orchestration.server_process import damage_of
 
 
 def answers(url):
@@ -118,11 +119,11 @@ def overwrite(start, length):
 
 
 @pytest.mark.security
-@pytest.mark.parametrize("damage", [overwrite(0, 100), overwrite(4096, 8192), lambda file: os.truncate(file, 9000)])
-def test_a_damaged_database_is_named_with_the_remedy(tmp_path, damage):
-    from flows.orchestration import server_process
-
-    file = damaged(tmp_path, damage)
+def test_a_damaged_database_is_named_with_the_remedy(tmp_path):
+    for number, damage in enumerate((overwrite(4096, 8192), lambda file: os.truncate(file, 9000))):
+        file = damaged(tmp_path / str(number), damage)
+        assert (damage_of(file) or "").startswith(f"Prefect's database {file} is damaged: ")
+    file = damaged(tmp_path, overwrite(0, 100))
     running = server.start(tmp_path)
     with pytest.raises(ResourceError) as error:
         running.url()
@@ -132,14 +133,12 @@ def test_a_damaged_database_is_named_with_the_remedy(tmp_path, damage):
     assert "This loses Prefect's data" in str(error.value)
     assert "Traceback" not in (tmp_path / "logs" / "prefect-server.log").read_text()
     file.rename(tmp_path / "moved")
-    assert server_process.damage_of(file) is None
+    assert damage_of(file) is None
 
 
 def test_an_intact_or_missing_database_is_not_called_damaged(tmp_path, prefect_server, prefect_root):
-    from flows.orchestration import server_process
-
     prefect_server.url()
-    assert server_process.damage_of(server.home(prefect_root) / "prefect.db") is None
-    assert server_process.damage_of(tmp_path / "none.db") is None
+    assert damage_of(server.home(prefect_root) / "prefect.db") is None
+    assert damage_of(tmp_path / "none.db") is None
     (tmp_path / "empty.db").touch()
-    assert server_process.damage_of(tmp_path / "empty.db") is None
+    assert damage_of(tmp_path / "empty.db") is None

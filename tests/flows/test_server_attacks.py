@@ -35,15 +35,16 @@ READS = [("POST", "/flows/filter", {}), ("GET", "/admin/settings", None), ("POST
 WRITES = [("POST", "/flows/", {"name": "planted"}), ("POST", "/variables/", {"name": "planted", "value": 1})]
 
 
-@pytest.mark.parametrize(("method", "path", "body"), READS + WRITES)
-def test_a_local_user_without_the_credential_is_refused(prefect_server, method, path, body):
-    assert request(prefect_server, method, path, body).status in (401, 403)
+def test_a_local_user_without_the_credential_is_refused(prefect_server):
+    statuses = {path: request(prefect_server, method, path, body).status for method, path, body in READS + WRITES}
+    assert {path: status for path, status in statuses.items() if status not in (401, 403)} == {}
 
 
-@pytest.mark.parametrize("name", ["evil.test", "127.0.0.1.evil.test", "localhost:1", "", "127.0.0.1@evil.test"])
-def test_another_host_is_refused(prefect_server, name):
+def test_another_host_is_refused(prefect_server):
     """DNS rebinding: the browser is connected to this server under the name evil.test."""
-    assert request(prefect_server, "GET", "/health", Host=name).status in (400, 403, 421)
+    names = ["evil.test", "127.0.0.1.evil.test", "localhost:1", "", "127.0.0.1@evil.test"]
+    statuses = {name: request(prefect_server, "GET", "/health", Host=name).status for name in names}
+    assert {name: status for name, status in statuses.items() if status not in (400, 403, 421)} == {}
 
 
 def websocket_status(server, **headers: str) -> int:

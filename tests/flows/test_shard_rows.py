@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from components.compute.spec import ComputeSpec
 from components.errors import SpecError
 from components.trajectories.schema import Score
-from components.trajectories.store import count_trajectories, write_scores, write_trajectories
+from components.trajectories.store import count_trajectories
 from flows import plan as command
 from flows.execution.executor import Execution
 from flows.execution.sharding import count_rows, shard_count
@@ -21,11 +21,11 @@ from flows.stages.base import Context, Request, StagePart
 from flows.stages.execute import run_stage
 from flows.stages.shard import joined, shard_request
 from tests.data import rows as samples
-from tests.flows.pretend import spec_of
+from tests.flows.pretend import spec_of, store_episodes
 from tests.trajectories.builders import episode
 
 SUCCESSFUL = {"_target_": "components.filters.successful.Successful"}
-INPUTS = {"trajectories": "t" * 64, "scores": "s" * 64}
+INPUTS = {"trajectories": "trajectories", "scores": "scores"}
 
 
 def spec(root, rows, compute=(), **changes):
@@ -63,15 +63,10 @@ def test_an_evaluation_on_all_scenarios_asks_the_environment(tmp_path):
         assert count(split, Requests(split).evaluate(None), Context.at(tmp_path)) == shards
 
 
-def store_episodes(context, groups=7):
+def store_groups(context, groups=7):
     """Store trajectories and scores of groups of one to three episodes: 13 rows for 7 groups."""
     episodes = [episode(f"s{n}", k, success=(n + k) % 2 == 1) for n in range(groups) for k in range(1 + n % 3)]
-    for kind, key in INPUTS.items():
-        with context.store.draft(key, stage="collect", kind=kind, schema_version=1, inputs={}) as draft:
-            if kind == "trajectories":
-                write_trajectories(draft.path / "trajectories.parquet", episodes)
-            else:
-                write_scores(draft.path / "scores.parquet", [Score(row.id, float(row.success)) for row in episodes])
+    store_episodes(context, episodes, [Score(row.id, float(row.success)) for row in episodes])
 
 
 def write_rows(path, count):
@@ -108,7 +103,7 @@ def test_the_digest_is_that_of_the_whole_stage(tmp_path, stage, rows, shards):
     for name in ("whole", "split"):
         context = Context.at(tmp_path / name)
         if stage in ("judge", "filter"):
-            store_episodes(context)
+            store_groups(context)
         if name == "whole":
             made.append(run_stage(request, context)[0])
             continue
@@ -135,7 +130,7 @@ def test_a_run_splits_by_rows_except_stages_with_a_number_of_their_own(tmp_path,
     split = spec(root, 5, places)
     run = Execution(split, Context.at(root), screen[0], None, tmp_path / "log")
     shards = run.make("collect[sft]", 0, Requests(split).demonstrate()).artifact
-    store_episodes(run.context)
+    store_groups(run.context)
     run.make("filter[sft]", 0, request_of("filter", split, tmp_path))
     run.close()
     assert "collect[sft]: 2 shards on process" in screen[1].getvalue()

@@ -9,7 +9,7 @@ import pytest
 
 from components.errors import EspalierError, SpecError, TooManyFailures
 from components.trajectories.schema import Score
-from components.trajectories.store import read_scores, read_trajectories, write_scores, write_trajectories
+from components.trajectories.store import read_scores, read_trajectories, write_trajectories
 from flows.execution.executor import Execution
 from flows.execution.sharding import forget_failures, shard_count
 from flows.experiment.requests import Requests
@@ -18,7 +18,7 @@ from flows.stages.base import Context, Request, StagePart
 from flows.stages.execute import find_stage, request_key, run_stage
 from flows.stages.shard import joined, shard_request
 from tests.data import rows as samples
-from tests.flows.pretend import spec_of
+from tests.flows.pretend import spec_of, store_episodes
 from tests.trajectories.builders import FAILURE, episode
 
 MORTAL = "tests.flows.mortal.Mortal"
@@ -100,26 +100,15 @@ def group(number, rewards):
 
 
 @pytest.fixture
-def collection(tmp_path):
-    """Trajectories and scores of seven groups of one to three episodes."""
+def collection():
+    """Store seven groups of one to three episodes, and their scores."""
     episodes = [
         row for number in range(7) for row in group(number, [float((number + k) % 2) for k in range(1 + number % 3)])
     ]
-
-    def make(context):
-        for kind in ("trajectories", "scores"):
-            key = kind[0] * 64
-            with context.store.draft(key, stage="collect", kind=kind, schema_version=1, inputs={}) as draft:
-                if kind == "trajectories":
-                    write_trajectories(draft.path / "trajectories.parquet", episodes)
-                else:
-                    scores = [Score(row.id, float(row.success)) for row in episodes]
-                    write_scores(draft.path / "scores.parquet", scores)
-
-    return make
+    return lambda context: store_episodes(context, episodes, [Score(row.id, float(row.success)) for row in episodes])
 
 
-INPUTS = {"trajectories": "t" * 64, "scores": "s" * 64}
+INPUTS = {"trajectories": "trajectories", "scores": "scores"}
 
 
 def test_a_filter_of_groups(tmp_path, collection):
@@ -134,7 +123,7 @@ def test_a_filter_of_groups(tmp_path, collection):
 
 def test_a_judgement_of_groups(tmp_path, collection):
     reward = {"reward": spec_of(tmp_path).reward.model_dump()}
-    request = Request("judge", reward, {"trajectories": "t" * 64})
+    request = Request("judge", reward, {"trajectories": "trajectories"})
     whole, split = both(request, 3, tmp_path, collection)
     assert same(whole, split, 3)
     assert len(list(read_scores(split.path / "scores.parquet"))) == whole.metrics["scored"] > 0

@@ -158,7 +158,7 @@ def foreign(tmp_path):
 def test_no_command_imports_what_a_record_allows_without_trust(foreign, monkeypatch, capsys):
     root, planted = foreign
     monkeypatch.syspath_prepend(root.parent)
-    for line in ("attribute", "rejudge reward=length", f"revise --out {root / 'out.jsonl'}"):
+    for line in ("explain.attribute", "explain.rejudge reward=length", f"runs.revise --out {root / 'out.jsonl'}"):
         command, *arguments = line.split()
         module = importlib.import_module(f"flows.{command}")
         assert module.main(["foreign1", *arguments, f"root={root}"]) == 2, line
@@ -173,14 +173,15 @@ def test_no_command_imports_what_a_record_allows_without_trust(foreign, monkeypa
 
 @pytest.mark.security
 @pytest.mark.parametrize(
-    "line", ["compare foreign2", "lineage", "lineage --why", "bundle --out FILE", "annotate --export FILE"]
+    "line",
+    ["compare foreign2", "runs.lineage", "runs.lineage --why", "bundle --out FILE", "runs.annotate --export FILE"],
 )
 def test_a_command_reads_the_store_of_a_record_only_with_trust(foreign, line, capsys):
     root, planted = foreign
     command, *arguments = line.replace("FILE", str(root / "out")).split()
     module = importlib.import_module(f"flows.{command}")
     run = Records(root).get("foreign1")
-    reference = run.stages[0].key if line == "lineage" else "foreign1"
+    reference = run.stages[0].key if line == "runs.lineage" else "foreign1"
     module.main([reference, *arguments, f"root={root}"])
     assert "is read only with --trust; artifacts that only it has count as missing" in capsys.readouterr().err
     module.main([reference, *arguments, "--trust", f"root={root}"])

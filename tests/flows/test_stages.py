@@ -33,7 +33,6 @@ from components.trajectories.store import (
     read_selection,
     read_trajectories,
     write_scores,
-    write_trajectories,
 )
 from flows.stages import STAGES
 from flows.stages.base import Request, Warm
@@ -42,6 +41,7 @@ from flows.stages.episodes import FinishedEpisodes, scenarios_of
 from flows.stages.execute import find_stage, request_key, run_stage
 from flows.stages.judge import Tally
 from tests.flows import paid
+from tests.flows.pretend import store_episodes
 from tests.trajectories.builders import FAILURE, episode
 
 pytestmark = pytest.mark.usefixtures("tiny_stages")
@@ -339,19 +339,9 @@ def test_failed_episodes_are_played_again(tmp_path, context):
 EPISODES = [episode(name, sample, success=sample == 0) for name in "abc" for sample in range(2)]
 
 
-def stored(context, rows, scores=()):
-    """Artifacts of trajectories and scores, as inputs of a request."""
-    files = {"trajectories": (write_trajectories, rows), "scores": (write_scores, scores)}
-    for key, (write, content) in files.items():
-        with context.store.draft(key, stage="made", kind=key, schema_version=1, inputs={}) as draft:
-            write(draft.path / f"{key}.parquet", content)
-    return {name: name for name in files}
-
-
 def judging(reward, folder, context):
     target = {"_target_": f"tests.flows.paid.{reward.__name__}", "folder": str(folder)}
-    inputs = {"trajectories": stored(context, EPISODES)["trajectories"]}
-    return Request("judge", {"reward": target}, inputs, allow=("tests",))
+    return Request("judge", {"reward": target}, store_episodes(context, EPISODES), allow=("tests",))
 
 
 @pytest.mark.parametrize(
@@ -458,7 +448,7 @@ def test_rewards_of_others_are_not_mixed_into_that_of_the_policy():
 
 def test_a_filter_counts_what_it_drops_and_why(context):
     rewards = {"a/0": 1.0, "a/1": 0.0, "b/0": 0.5, "b/1": 0.5, "c/0": 1.0, "c/1": None}
-    inputs = stored(context, EPISODES, [Score(*pair) for pair in rewards.items()])
+    inputs = store_episodes(context, EPISODES, [Score(*pair) for pair in rewards.items()])
     told = []
     watched = replace(context, progress=lambda done, total, values=None: told.append((done, total)))
     signal_ = {"_target_": "components.filters.signal.Signal"}
@@ -478,7 +468,7 @@ def test_a_filter_counts_what_it_drops_and_why(context):
 
 def test_a_filter_that_needs_the_whole_collection_reads_it_twice_and_knows_components(context):
     scores = [Score(row.id, float(number), {"spread": number / 10}) for number, row in enumerate(EPISODES)]
-    inputs = stored(context, EPISODES, scores)
+    inputs = store_episodes(context, EPISODES, scores)
     told = []
     watched = replace(context, progress=lambda done, total, values=None: told.append((done, total)))
     links = {
@@ -499,7 +489,7 @@ def test_a_filter_that_needs_the_whole_collection_reads_it_twice_and_knows_compo
 
 
 def test_scores_of_other_trajectories_fail_the_filter_by_name(context):
-    inputs = stored(context, EPISODES, [Score(row.id, 1.0) for row in EPISODES[1:]])
+    inputs = store_episodes(context, EPISODES, [Score(row.id, 1.0) for row in EPISODES[1:]])
     signal_ = {"_target_": "components.filters.signal.Signal"}
     with pytest.raises(ArtifactDamaged, match=r"scores\.parquet was not made from"):
         run_stage(Request("filter", {"filter": signal_}, inputs), context)

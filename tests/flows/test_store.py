@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from components.artifacts import MANIFEST, Store
-from components.errors import ArtifactDamaged, SchemaMismatch, SpecError
+from components.errors import ArtifactDamaged, SchemaMismatch
 from components.specs import validate
 from flows.compare import main as compare_main
 from flows.execution.executor import Execution
@@ -29,6 +30,7 @@ from flows.stages.execute import find_stage, run_stage
 from tests.artifacts.conftest import aws, bucket, s3, uri  # noqa: F401  fixtures
 from tests.flows.pretend import pretend
 from tests.flows.test_online_rl import DATA
+from tests.refusals import wrong_refusals
 
 ROOT = Path(__file__).parent.parent.parent
 SHOP = {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4}
@@ -113,22 +115,20 @@ def test_a_store_that_cannot_be_used_is_refused_before_anything_starts(tmp_path,
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("store=s3://me:secret@bucket", "store: holds a secret (a credential in a URL)"),
-        ("store=s4://bucket", "fsspec does not support the protocol s4"),
-        ("store=bucket", "store: 'bucket': expected a URI such as s3://BUCKET/PREFIX"),
-        (
-            "root=s3://bucket",
-            "root: 's3://bucket': expected a local folder; to share artifacts between",
-        ),
-    ],
-)
-def test_a_mistake_in_the_address_is_named(line, words):
-    with pytest.raises(SpecError) as caught:
-        check(["+experiment=smoke", line])
-    assert words in str(caught.value)
+ADDRESSES = [
+    ("store=s3://me:secret@bucket", "store: holds a secret (a credential in a URL)"),
+    ("store=s4://bucket", "fsspec does not support the protocol s4"),
+    ("store=bucket", "store: 'bucket': expected a URI such as s3://BUCKET/PREFIX"),
+    (
+        "root=s3://bucket",
+        "root: 's3://bucket': expected a local folder; to share artifacts between",
+    ),
+]
+
+
+def test_a_mistake_in_the_address_is_named():
+    cases = [(line, re.escape(words)) for line, words in ADDRESSES]
+    assert wrong_refusals(cases, lambda line: check(["+experiment=smoke", line])) == []
 
 
 def test_files_of_a_newer_schema_are_refused_and_left_alone(tmp_path, caplog):

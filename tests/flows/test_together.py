@@ -20,10 +20,10 @@ from components.compute.runners import ProcessRunner, RunnerContext, StageProces
 from components.compute.torchrun.spec import TorchrunPlace
 from components.errors import EspalierError, ResourceError
 from components.trajectories.schema import Score, Selection
-from components.trajectories.store import write_scores, write_selection, write_trajectories
 from flows.stages.base import Context, Request
 from flows.stages.execute import request_key, run_stage
 from tests.algorithms.builders import MODEL, batch
+from tests.flows.pretend import store_episodes
 
 pytestmark = pytest.mark.timeout(1800)
 SMALL = {"learning_rate": 1e-3, "pack_tokens": 64}
@@ -43,15 +43,9 @@ def train_request(name: str = "grpo", *, lora: bool = True, save_every: float = 
 
 def training_root(root: Path) -> Path:
     """With what a training reads: five groups, in an odd number of packs."""
-    found = batch(groups=5)
-    writers = {
-        "trajectories": lambda path: write_trajectories(path, found),
-        "scores": lambda path: write_scores(path, [Score(one.id, one.reward) for one in found]),
-        "selection": lambda path: write_selection(path, [Selection(one.id, True, "kept") for one in found]),
-    }
-    for name, write in writers.items():
-        with Context.at(root).store.draft(name, stage="made", kind=name, schema_version=1, inputs={}) as draft:
-            write(draft.path / f"{name}.parquet")
+    episodes = batch(groups=5)
+    scores = [Score(episode.id, episode.reward) for episode in episodes]
+    store_episodes(Context.at(root), episodes, scores, [Selection(episode.id, True, "kept") for episode in episodes])
     return root
 
 
@@ -97,17 +91,12 @@ def test_two_processes_leave_what_one_leaves(alone, tmp_path):
     assert not list((root / "artifacts" / ".drafts").iterdir())
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [{"distributed_type": "MULTI_CPU"}, {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}}],
-    ids=["ddp", "zero2"],
-)
-def test_the_processes_of_an_accelerate_file_leave_what_one_leaves(alone, tmp_path, kind):
+def test_the_processes_of_an_accelerate_file_leave_what_one_leaves(alone, tmp_path):
     root = training_root(tmp_path / "two")
     file = tmp_path / "accelerate.yaml"
-    file.write_text(json.dumps({"num_processes": 2, "mixed_precision": "no", "use_cpu": True, **kind}))
-    deepspeed = "fully_shard" if "deepspeed_config" in kind else "required"
-    place = AcceleratePlace(config_file=str(file), deepspeed=deepspeed, timeout=200)
+    zero = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}}
+    file.write_text(json.dumps({"num_processes": 2, "mixed_precision": "no", "use_cpu": True, **zero}))
+    place = AcceleratePlace(config_file=str(file), deepspeed="fully_shard", timeout=200)
     process = StageProcess(root, root / "log.txt", {**os.environ, "PYTHONPATH": os.getcwd()})
     runner = place.runner("accelerate", RunnerContext("run", root / "log", process, run_stage, root, (), print))
     result = runner.run(train_request().to_json(), lambda event: None)
