@@ -126,7 +126,8 @@ def test_measures_of_a_noisy_judge():
 
 def test_the_interval_covers_the_value_of_a_large_sample():
     """In about 38 of 40 samples of one judge, the interval contains the value of a very large sample."""
-    true = measure(noisy(seed=99, groups=1500))["auc"]["value"]
+    large = noisy(seed=99, groups=1500)
+    true = roc_auc_score([judgement.truth for judgement in large], [judgement.scores[0] for judgement in large])
     intervals = [measure(noisy(seed=seed))["auc"] for seed in range(40)]
     assert sum(interval["low"] <= true <= interval["high"] for interval in intervals) >= 34
 

@@ -93,33 +93,29 @@ def test_little_signal_is_a_warning_with_a_group_size(tmp_path):
     assert any("differ in success" in text for text in power.warnings)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"model": {"name": "HuggingFaceTB/SmolLM2-135M-Instruct", "source": "hub"}},
-            "raise warmup.demonstrations=4, or choose easier tasks",
-        ),
-        (
-            {"model": {"name": "HuggingFaceTB/SmolLM2-135M-Instruct", "source": "hub"}, "warmup": None},
-            "use a warmup, or choose easier tasks",
-        ),
-        ({}, None),
-    ],
-    ids=["warmup", "no warmup", "random weights"],
-)
-def test_advice_on_little_signal_fits_the_experiment(tmp_path, changes, words):
+ADVICE = [
+    (
+        {"model": {"name": "HuggingFaceTB/SmolLM2-135M-Instruct", "source": "hub"}},
+        "raise warmup.demonstrations=4, or choose easier tasks",
+    ),
+    (
+        {"model": {"name": "HuggingFaceTB/SmolLM2-135M-Instruct", "source": "hub"}, "warmup": None},
+        "use a warmup, or choose easier tasks",
+    ),
+    ({}, None),
+]
+
+
+def test_advice_on_little_signal_fits_the_experiment(tmp_path):
     """Random weights test the flow: nothing is expected to succeed."""
     episodes = [*group(0, "----"), *group(1, "----")]
-    pretend(
-        tmp_path,
-        collect=COLLECT,
-        files={"collect[1]": lambda folder: write_trajectories(folder / "trajectories.parquet", episodes)},
-        **changes,
-    )
-    spec = spec_of(tmp_path, seed=2, collect=COLLECT, **changes)
-    power = plan_power(spec, plan(spec), plan)
-    assert power
-    assert power.signal_share == 0
-    advice = [text for text in power.warnings if "differ in success" in text]
-    assert [text.partition("; ")[2] for text in advice] == ([words] if words else [])
+    files = {"collect[1]": lambda folder: write_trajectories(folder / "trajectories.parquet", episodes)}
+    for number, (changes, words) in enumerate(ADVICE):
+        root = tmp_path / str(number)
+        pretend(root, collect=COLLECT, files=files, **changes)
+        spec = spec_of(root, seed=2, collect=COLLECT, **changes)
+        power = plan_power(spec, plan(spec), plan)
+        assert power
+        assert power.signal_share == 0
+        advice = [text for text in power.warnings if "differ in success" in text]
+        assert [text.partition("; ")[2] for text in advice] == ([words] if words else [])

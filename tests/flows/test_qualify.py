@@ -87,11 +87,11 @@ def test_a_faultless_environment_passes_and_skips_only_what_it_does_not_implemen
     assert [name for name, check in checks.items() if check.status == SKIPPED] == ["restore"]
 
 
-@pytest.mark.parametrize("fault", ["solver", "chance", "replay", "isolation", "splits", "exploits", "length"])
-def test_a_fault_fails_its_check_with_a_reason(fault, cache):
-    check = sums(cache, fault)[fault]
-    assert check.status == FAILED
-    assert check.reason
+def test_a_fault_fails_its_check_with_a_reason(cache):
+    for fault in ("solver", "chance", "replay", "isolation", "splits", "exploits", "length"):
+        check = sums(cache, fault)[fault]
+        assert check.status == FAILED, fault
+        assert check.reason
 
 
 def test_episodes_are_scored_by_the_reward_of_the_experiment(cache):

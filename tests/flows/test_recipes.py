@@ -181,8 +181,8 @@ def test_it_runs_to_its_export_and_again_from_the_cache(mine, run):
     again = run(spec)
     assert set(again["stages"].values()) == {"cached"}
     assert again["policy_digest"] == first["policy_digest"]
-    fork = run(composed(mine, "rounds=2", f"fork={first['run_id']}@1"))
-    assert list(fork["stages"])[:2] == ["evaluate[start]", "collect[2]"]
+    fork = plan(composed(mine, "rounds=2", f"fork={first['run_id']}@1"))
+    assert [stage.label for stage in fork.stages][:2] == ["evaluate[start]", "collect[2]"]
 
 
 BROKEN = {

@@ -82,18 +82,21 @@ def test_a_flush_leaves_no_thread_behind(tmp_path):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1 torn", None], ids=["empty", "no Parquet file", "half"])
-def test_a_torn_file_is_never_used(tmp_path, caplog, content):
-    one = open_shards(tmp_path)
-    for name in ("a", "b"):
-        one.add(scores(name))
-        one.flush()
-    torn = tmp_path / "scores-00000.parquet"
-    torn.write_bytes(torn.read_bytes()[:-30] if content is None else content)
-    (tmp_path / "scores-00002.parquet.99.part").write_bytes(b"PAR1")  # of a writer that was killed
-    again = open_shards(tmp_path)
-    assert [score.trajectory_id for score in again.read()] == ["b"]
-    assert "scores-00000.parquet" in caplog.text
-    again.add(scores("a"))
-    again.flush()
-    assert kept(tmp_path) == ["b", "a"]
+def test_a_torn_file_is_never_used(tmp_path, caplog):
+    """An empty file, another format, and half a file."""
+    for number, content in enumerate((b"", b"PAR1 torn", None)):
+        (folder := tmp_path / str(number)).mkdir()
+        one = open_shards(folder)
+        for name in ("a", "b"):
+            one.add(scores(name))
+            one.flush()
+        torn = folder / "scores-00000.parquet"
+        torn.write_bytes(torn.read_bytes()[:-30] if content is None else content)
+        (folder / "scores-00002.parquet.99.part").write_bytes(b"PAR1")  # of a writer that was killed
+        again = open_shards(folder)
+        assert [score.trajectory_id for score in again.read()] == ["b"]
+        assert "scores-00000.parquet" in caplog.text
+        caplog.clear()
+        again.add(scores("a"))
+        again.flush()
+        assert kept(folder) == ["b", "a"]

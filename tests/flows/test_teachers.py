@@ -33,27 +33,26 @@ def student(path, root, name="test", *more):
     return compose(["+task=tic_tac_toe", "name=student", *lines])
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_it_is_the_export_of_the_latest_finished_run(path, tmp_path):
+def test_it_is_the_export_of_the_latest_finished_run(tmp_path):
     pretend(tmp_path, files={"deploy": export}, seed=3)
     latest = pretend(tmp_path, files={"deploy": export}, seed=4)
     pretend(tmp_path, stop_at="deploy", seed=5)
     store = Store(tmp_path / "artifacts")
-    spec = student(path, tmp_path)
-    teacher = TEACHERS[path](resolve(spec, store))
-    assert teacher.source == "hub"
-    assert teacher.name == str(store.find(latest.stage("deploy").key).path / "merged")
-    assert TEACHERS[path](spec).source == "run"
-    other = resolve(student(path, tmp_path, latest.id), store)
-    assert TEACHERS[path](other) == teacher
+    for path, teacher_of in TEACHERS.items():
+        spec = student(path, tmp_path)
+        teacher = teacher_of(resolve(spec, store))
+        assert teacher.source == "hub"
+        assert teacher.name == str(store.find(latest.stage("deploy").key).path / "merged")
+        assert teacher_of(spec).source == "run"
+        assert teacher_of(resolve(student(path, tmp_path, latest.id), store)) == teacher
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_run_that_does_not_exist_is_named_with_the_command_that_makes_it(path, tmp_path):
-    spec = student(path, tmp_path, "self_evolve")
-    with pytest.raises(SpecError, match=r"python -m flows.run \+experiment=self_evolve") as caught:
-        resolve(spec, Store(tmp_path / "artifacts"))
-    assert caught.value.problems[0].path == f"{path}.name"
+def test_a_run_that_does_not_exist_is_named_with_the_command_that_makes_it(tmp_path):
+    for path in PATHS:
+        spec = student(path, tmp_path, "self_evolve")
+        with pytest.raises(SpecError, match=r"python -m flows.run \+experiment=self_evolve") as caught:
+            resolve(spec, Store(tmp_path / "artifacts"))
+        assert caught.value.problems[0].path == f"{path}.name"
 
 
 def test_a_run_without_an_export_is_refused(tmp_path):
