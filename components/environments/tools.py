@@ -126,7 +126,7 @@ class ToolEnvironment(abc.ABC):
         for call in calls:
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             over = f"{self.refusal}: the episode is over"
-            result = over if self.done else self.attempt(self.run_tool, name, arguments)
+            result = over if self.done else self._attempt(self._run_tool, name, arguments)
             observation.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         if not calls:
             answer = action.get("content") or ""
@@ -134,11 +134,11 @@ class ToolEnvironment(abc.ABC):
         info = {"invalid_actions": self.invalid_actions, **self.outcome(answer)}
         return Step(observation, self.reward, self.done, info, self.new_context)
 
-    def run_tool(self, name: str, arguments: Any) -> str:
+    def _run_tool(self, name: str, arguments: Any) -> str:
         """Execute a tool; return its result. Raises InvalidAction. arguments: JSON text."""
         return run_tool(self.toolbox(), name, arguments)
 
-    def attempt(self, act: Callable[..., str], *arguments: Any) -> str:
+    def _attempt(self, act: Callable[..., str], *arguments: Any) -> str:
         """Return the result of an action, or an error message that counts as an invalid action."""
         try:
             return act(*arguments)
@@ -174,13 +174,13 @@ class TextEnvironment(ToolEnvironment):
     def tools(self) -> list[dict[str, Any]]:
         return [ACT.schema]
 
-    def run_tool(self, name: str, arguments: Any) -> str:
+    def _run_tool(self, name: str, arguments: Any) -> str:
         if name != ACT.name:
             raise InvalidAction(f"no tool {name}; there is {ACT.name}")
         return self._act(ACT.arguments(arguments)["action"])
 
     def _act(self, text: str) -> str:
-        return self.attempt(self.act, text.strip())
+        return self._attempt(self.act, text.strip())
 
 
 def to_json(**fields: Any) -> str:

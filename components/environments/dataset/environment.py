@@ -196,10 +196,10 @@ class Dataset(ToolEnvironment):
             )
             raise SpecError.at("environment.demonstration", message)
 
-    def run_tool(self, name: str, arguments: Any) -> str:
+    def _run_tool(self, name: str, arguments: Any) -> str:
         if name not in self.offered:
             raise InvalidAction(f"no tool {str(name)[:80]}; there are {', '.join(self.offered) or 'none'}")
-        return super().run_tool(name, arguments)
+        return super()._run_tool(name, arguments)
 
     def _right(self, text: str, expected: Any) -> bool:
         """Return True if the final answer of a text is the expected one."""

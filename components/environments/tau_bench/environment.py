@@ -130,8 +130,8 @@ class TauBench(RestorableState):
         self.done = STOP in reply
         return [{"role": "user", "content": reply}]
 
-    def run_tool(self, name: str, arguments: Any) -> str:
-        result = super().run_tool(name, arguments)
+    def _run_tool(self, name: str, arguments: Any) -> str:
+        result = super()._run_tool(name, arguments)
         self.done = self.done or self.tool_set.transferred
         return result
 

@@ -152,7 +152,7 @@ class Shop(ToolEnvironment):
         messages = [call(name, call_arguments, turn) for turn, (name, call_arguments) in enumerate(calls)]
         return [*messages, {"role": "assistant", "content": answers[action]}]
 
-    def run_tool(self, name: str, arguments: Any) -> str:
+    def _run_tool(self, name: str, arguments: Any) -> str:
         arguments = _parse_arguments(arguments)
         if name not in _ARGUMENTS:
             raise InvalidAction(f"no tool {name}")

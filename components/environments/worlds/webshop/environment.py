@@ -104,7 +104,7 @@ class Webshop(ToolEnvironment):
         return f"Bought: {product.title}, {_chosen_text(chosen)}${product.price(chosen) / 100:.2f}"
 
     def on_message(self, text: str) -> Messages:
-        return [{"role": "user", "content": self.attempt(self._line, text)}]
+        return [{"role": "user", "content": self._attempt(self._line, text)}]
 
     def outcome(self, answer: str) -> dict[str, Any]:
         if self.verdict is None:
