@@ -8,15 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from components.deployment.spec import DeploySpec
-from components.evaluation.metrics import summarise
 from components.models.spec import ModelSpec
 from components.rollout.spec import AgentSpec
-from components.trajectories.schema import History, Message, Scenario, Score, Trajectory
-from components.trajectories.store import write_scores, write_trajectories
+from components.trajectories.schema import History, Message, Scenario, Trajectory
 from flows.stages import deploy
 from flows.stages.base import Context
 from tests.deployment.small import write_llama
 from tests.deployment.tiny import write_adapter
+from tests.flows.pretend import write_evaluation
 
 
 @pytest.fixture
@@ -27,13 +26,12 @@ def made(tmp_path):
     write_adapter(base, policy / "adapter", seed=1)
     evaluation.mkdir()
     messages = [Message("user", "where is my order"), Message("assistant", "there")]
+    success = {"success": True}
     episodes = [
-        Trajectory(f"s{n}", Scenario(f"s{n}", {}, "heldout"), 0, [History(messages)], outcome={"success": True})
+        Trajectory(f"s{n}", Scenario(f"s{n}", {}, "heldout"), 0, [History(messages)], reward=1.0, outcome=success)
         for n in range(3)
     ]
-    write_trajectories(evaluation / "trajectories.parquet", episodes)
-    write_scores(evaluation / "scores.parquet", [Score(episode.id, 1.0) for episode in episodes])
-    (evaluation / "summary.json").write_text(json.dumps(summarise(episodes)))
+    write_evaluation(evaluation, episodes)
     model = ModelSpec(name=str(base), max_length=512)
     inputs = {
         "policy": SimpleNamespace(path=policy, digest="p" * 64),

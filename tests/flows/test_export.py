@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,17 @@ import yaml
 
 from components.data.export import PARQUET
 from components.data.forms import FORMS as ROW_FORMS
-from components.trajectories.schema import Failure, History, Message, Scenario, Score, Trajectory
-from components.trajectories.store import load_scored, write_scores, write_trajectories
+from components.trajectories.schema import Failure, History, Message, Scenario, Trajectory
+from components.trajectories.store import load_scored
 from flows.experiment.requests import Requests
 from flows.history.records import RunRecord, StageRecord, recording
 from flows.runs.export import FORMS, main
 from flows.stages import STAGES
-from flows.stages.base import Context, Request
+from flows.stages.base import Context
 from flows.stages.execute import run_stage
 from tests.data import rows as samples
 from tests.deployment.test_hub import TOKEN, FakeHub
-from tests.flows.pretend import spec_of
+from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_import import MODEL, write
 
 SOURCES = {
@@ -129,36 +128,17 @@ def talk(answer: str) -> list[Message]:
 @pytest.fixture
 def judged(tmp_path):
     """A run of two rounds whose episodes were judged: sampled, failed, unscored, and of two histories."""
-    root = tmp_path / "root"
-    context = Context.at(root)
-    stages = []
-    for number in (1, 2):
-        sampled = [
-            episode("a", [History(talk("good"), [5, 6, 7], [float("nan"), float("nan"), -1.0])]),
-            episode("b", [History(talk("bad"), [5, 6, 8], [float("nan"), float("nan"), -1.0])]),
-            replace(episode("c", [History(talk("x"))]), failure=Failure("engine", "EngineError", "gone")),
-            episode("d", [History(talk("x"))]),
-            episode("e", [History(talk("x")), History(talk("y"))]),
-        ]
-        rewards = [1.0, 0.25, None, None, 1.0]
-        made = [STAGES[name] for name in ("collect", "judge")]
-        keys = [f"{number}{place}".ljust(64, "0") for place in range(2)]
-        for stage, key in zip(made, keys, strict=True):
-            inputs = {} if stage.name == "collect" else {"trajectories": context.store.find(keys[0])}
-            draft = context.store.draft(
-                key, stage=stage.name, kind=stage.kind, schema_version=1, inputs=inputs, volatile=(), spec={}
-            )
-            with draft as folder:
-                if stage.name == "collect":
-                    write_trajectories(folder.path / "trajectories.parquet", sampled)
-                else:
-                    scores = [Score(t.id, reward) for t, reward in zip(sampled, rewards, strict=True)]
-                    write_scores(folder.path / "scores.parquet", scores)
-            artifact = context.store.find(key)
-            keyed = {name: artifact.key for name, artifact in inputs.items()}
-            stages.append((f"{stage.name}[{number}]", (Request(stage.name, {"round": number}, keyed), artifact)))
-    recorded(root, *stages)
-    return root
+    nan = float("nan")
+    sampled = [
+        episode("a", [History(talk("good"), [5, 6, 7], [nan, nan, -1.0])], reward=1.0),
+        episode("b", [History(talk("bad"), [5, 6, 8], [nan, nan, -1.0])], reward=0.25),
+        episode("c", [History(talk("x"))], failure=Failure("engine", "EngineError", "gone")),
+        episode("d", [History(talk("x"))]),
+        episode("e", [History(talk("x")), History(talk("y"))], reward=1.0),
+    ]
+    labels = [f"{stage}[{number}]" for number in (1, 2) for stage in ("collect", "judge")]
+    pretend(tmp_path / "root", rounds=2, warmup=None, episodes=dict.fromkeys(labels, sampled))
+    return tmp_path / "root"
 
 
 def test_judged_episodes_of_all_rounds_are_exported_and_the_others_counted(judged, tmp_path, capsys):
