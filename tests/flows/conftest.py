@@ -2,7 +2,9 @@
 
 import io
 import logging
+import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +65,44 @@ def root_logger():
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def answered(monkeypatch, capsys):
+    """Run `flows.run` in this process; return the exit code, standard output and standard error."""
+    from flows.run import main
+
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; this restores it
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        try:
+            code: object = main(list(arguments)) or 0
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def recorded(monkeypatch, answered):
+    """Run `flows.run` with a flow that records its arguments; return the exit code, the calls and standard error."""
+    import flows
+
+    def run(*arguments: str, ends=lambda: {"success": 0.5}) -> tuple[object, list[SimpleNamespace], str]:
+        calls = []
+
+        def flow(spec, *, overrides, sweep=None, prune=None):
+            calls.append(SimpleNamespace(spec=spec, overrides=overrides, sweep=sweep))
+            return ends()
+
+        session = SimpleNamespace(run=flow)
+        monkeypatch.setitem(sys.modules, "flows.session", session)
+        monkeypatch.setattr(flows, "session", session, raising=False)
+        code, _, said = answered(*arguments)
+        return code, calls, said
+
+    return run
 
 
 @pytest.fixture

@@ -5,19 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-import types
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import yaml
 
-import flows
 from components.errors import Problem, ResourceError, SpecError, TooManyFailures
 from flows.experiment import composer
 from flows.experiment.compose import check
-from flows.run import main
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -28,21 +24,6 @@ def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[st
 
 
 @pytest.fixture
-def answered(monkeypatch, capsys):
-    """Run the command in this process; return the exit code, standard output and standard error."""
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; this restores it
-
-    def run(*arguments: str) -> tuple[object, str, str]:
-        try:
-            code: object = main(list(arguments)) or 0
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
 def refused(answered):
     """Run a command that is refused; return what it says."""
 
@@ -50,28 +31,6 @@ def refused(answered):
         code, out, said = answered(*arguments)
         assert (code, out) == (2, "")
         return said
-
-    return run
-
-
-@pytest.fixture
-def recorded(monkeypatch, answered):
-    """Run the command with a flow that records its arguments; return the exit code, the calls and standard error."""
-
-    def run(*arguments: str, ends=lambda: {"success": 0.5}) -> tuple[object, list[dict[str, Any]], str]:
-        calls = []
-
-        def flow(spec, *, overrides, sweep=None, prune=None):
-            learning_rate = spec.algorithm.learning_rate
-            calls.append({"learning_rate": learning_rate, "overrides": overrides, "sweep": sweep, "root": spec.root})
-            return ends()
-
-        module = types.ModuleType("flows.session")
-        module.run = flow  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "flows.session", module)
-        monkeypatch.setattr(flows, "session", module, raising=False)
-        code, _, said = answered(*arguments)
-        return code, calls, said
 
     return run
 
@@ -254,7 +213,9 @@ def test_a_run_hands_its_spec_to_the_flow(recorded, tmp_path):
     line = ["+experiment=smoke", f"root={tmp_path}/runs", "algorithm.learning_rate=2e-4"]
     code, calls, said = recorded(*line)
     assert code == 0, said
-    assert calls == [{"learning_rate": 2e-4, "overrides": line, "sweep": None, "root": f"{tmp_path}/runs"}]
+    (call,) = calls
+    assert (call.spec.algorithm.learning_rate, call.spec.root) == (2e-4, f"{tmp_path}/runs")
+    assert (call.overrides, call.sweep) == (line, None)
     assert list(tmp_path.iterdir()) == []  # a run's own folder is the flow's business; Hydra makes none
 
 
@@ -262,11 +223,10 @@ def test_a_sweep_runs_every_point_under_one_id(recorded, tmp_path):
     line = [f"root={tmp_path}/runs", "algorithm.learning_rate=1e-4,3e-4", "seed=range(2)"]
     code, calls, said = recorded("-m", "+experiment=smoke", *line)
     assert code == 0, said
-    assert [call["learning_rate"] for call in calls] == [1e-4, 1e-4, 3e-4, 3e-4]
-    assert len({call["sweep"] for call in calls}) == 1
-    assert calls[0]["sweep"]
-    assert "seed=1" in calls[1]["overrides"]
-    folder = tmp_path / "runs" / "sweeps" / calls[0]["sweep"]
+    assert [call.spec.algorithm.learning_rate for call in calls] == [1e-4, 1e-4, 3e-4, 3e-4]
+    (sweep,) = {call.sweep for call in calls}
+    assert "seed=1" in calls[1].overrides
+    folder = tmp_path / "runs" / "sweeps" / sweep
     left = {str(path.relative_to(folder)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {"multirun.yaml", "summary.json", *(f"points/000{number}.json" for number in range(4))}
 

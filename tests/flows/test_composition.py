@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -153,27 +149,13 @@ def test_what_is_checked_is_what_hydra_composes(composed):
         assert composed(f"+experiment={experiment}", *line, "--resolve", check=False) == checked, experiment
 
 
-def test_a_run_and_the_points_of_a_sweep_get_what_was_chosen(folder):
-    """In a process of its own, with a flow that prints what it is given."""
-    code = """
-    import json, sys, types
-    import flows
-    def run(spec, *, overrides, sweep=None, prune=None):
-        given = spec.model_dump(mode="json", include={"reward", "environment", "warmup"})
-        print("GIVEN", json.dumps(given), flush=True)
-        return {"success": 0.5}
-    flows.session = sys.modules["flows.session"] = types.ModuleType("flows.session")
-    flows.session.run = run
-    from flows.run import main
-    main(sys.argv[1:])
-    """
+def test_a_run_and_the_points_of_a_sweep_get_what_was_chosen(folder, recorded):
     base = ["--config-dir", str(folder), "+experiment=inline", f"root={folder}/runs", "environment=shop", "warmup=none"]
     given = []
     for arguments in (["reward=returned"], ["-m", "reward=returned,outcome"]):
-        line = [sys.executable, "-c", textwrap.dedent(code), *base, *arguments]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600, env={**os.environ})
-        assert done.returncode == 0, done.stderr
-        given += [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("GIVEN ")]
+        code, calls, said = recorded(*base, *arguments)
+        assert code == 0, said
+        given += [call.spec.model_dump(mode="json", include={"reward", "environment", "warmup"}) for call in calls]
     rewards = ["components.rewards.rules.returned.Returned"] * 2 + ["components.rewards.rules.outcome.Outcome"]
     assert [one["reward"]["_target_"] for one in given] == rewards
     assert all(one["environment"] == option("environment", "shop") and one["warmup"] is None for one in given)
