@@ -377,11 +377,11 @@ def judged_together(rows: dict[tuple[str, str], tuple[list, str]], reward) -> di
 @pytest.mark.usefixtures("sandbox_here")
 class TestPrograms:
     def test_a_cheat_passes_no_test(self, subtests):
+        assert programs_scored()["honest", "program"].reward == 1.0
         for name in PROGRAMS:
             with subtests.test(name):
                 score = programs_scored()["program", name]
                 assert (score.reward, score.failure) == (0.0, None), score.explanation
-                assert programs_scored()["honest", "program"].reward == 1.0
 
     def test_a_cheat_of_one_form_of_test_passes_nothing(self, subtests):
         for name in SPECIAL:
@@ -433,17 +433,18 @@ JSON_CHEATS: dict[str, tuple[dict, str, str]] = {
 
 class TestJson:
     def test_a_cheat_scores_nothing(self, subtests):
-        for name in JSON_CHEATS:
+        rules = {slow: JsonSchema("input.form", seconds=1.0 if slow else 30.0) for slow in (True, False)}  # of CPU time
+        for name, (schema, honest, cheat) in JSON_CHEATS.items():
             with subtests.test(name):
-                schema, honest, cheat = JSON_CHEATS[name]
-                rule = JsonSchema(schema, seconds=1.0 if "slow" in name else 30.0)  # of CPU time
-                score = scored(rule, cheat)
+                rule = rules["slow" in name]
+                score = scored(rule, cheat, form=schema)
                 assert (score.reward, score.failure) == (0.0, None)
                 assert score.explanation
-                assert scored(rule, honest).reward == 1.0
+                assert scored(rule, honest, form=schema).reward == 1.0
 
     def test_what_is_wrong_with_a_schema_is_not_for_an_answer_to_meet(self, subtests):
         """Or an answer with this property would be unscored in place of wrong."""
+        rule = JsonSchema("input.form")
         for part, said in [
             ({"$ref": "http://127.0.0.1:9/a.json"}, "refers to 'http://127.0.0.1:9/a.json', which is not in it"),
             ({"$ref": "#/$defs/none"}, "refers to '#/$defs/none', which is not in it"),
@@ -458,8 +459,8 @@ class TestJson:
                     JsonSchema(schema)
                 assert said in str(raised.value)
                 for text in ("{}", '{"a": 1}'):
-                    assert said in scored(JsonSchema("input.form"), text, form=schema).failure.message
-                assert scored(JsonSchema("input.form"), '{"a": 1}', form=NUMBER | {"required": []}).reward == 1.0
+                    assert said in scored(rule, text, form=schema).failure.message
+        assert scored(rule, '{"a": 1}', form=NUMBER | {"required": []}).reward == 1.0
 
 
 # Answers that hedge: whatever was expected, a text is right for one answer at most
@@ -511,7 +512,7 @@ class TestAnswers:
                     for text in ("null", "None", "", ".", "[]", "0"):
                         assert scored(rule, text, answer=expected).reward in (None, 0.0)
                     assert scored(rule, "null", answer=expected).reward is None
-                    assert scored(Exact(), "Paris", answer=["Rome", "Paris"]).reward == 1.0
+        assert scored(Exact(), "Paris", answer=["Rome", "Paris"]).reward == 1.0
 
     def test_the_last_answer_counts(self, subtests):
         for where, cheat, honest in [
@@ -542,6 +543,7 @@ class TestAnswers:
 
 class TestWriting:
     def test_tags_that_are_not_as_asked(self, subtests):
+        rule = Tags(["think", "answer"])
         for cheat in [
             "<think></think><answer>b</answer>",
             "<think> \n\t</think><answer>b</answer>",
@@ -559,8 +561,8 @@ class TestWriting:
             "",
         ]:
             with subtests.test(cheat=cheat):
-                assert scored(Tags(["think", "answer"]), cheat).reward == 0.0
-                assert scored(Tags(["think", "answer"]), "<think>a</think>\n<answer>b</answer>").reward == 1.0
+                assert scored(rule, cheat).reward == 0.0
+        assert scored(rule, "<think>a</think>\n<answer>b</answer>").reward == 1.0
 
     def test_calls_that_are_only_claimed(self, subtests):
         for claim in [
@@ -626,4 +628,4 @@ class TestWriting:
         ]:
             with subtests.test(cheat=cheat):
                 assert scored(Language(["Latin"]), cheat).reward == pytest.approx(-share)
-                assert scored(Language(["Latin"]), "Paris").reward == 0.0
+        assert scored(Language(["Latin"]), "Paris").reward == 0.0
