@@ -39,20 +39,17 @@ def costly(**changes):
     return trajectories
 
 
-@pytest.mark.parametrize(
-    ("before", "mean", "after"),
-    [
+def test_a_multiplier_rises_above_the_limit_and_falls_below_it():
+    for before, mean, after in (
         (0.0, 0.5, 0.0),  # at the limit
         (0.0, 0.1, 0.0),  # below it: never negative
         (0.0, 1.0, 0.1),
         (0.3, 1.0, 0.4),
         (0.3, 0.0, 0.2),
         (0.05, 0.0, 0.0),
-    ],
-)
-def test_a_multiplier_rises_above_the_limit_and_falls_below_it(before, mean, after):
-    actual = cost_constraints.update_multipliers({"slips": before}, COSTS, {"slips": mean})
-    assert actual == {"slips": pytest.approx(after)}
+    ):
+        actual = cost_constraints.update_multipliers({"slips": before}, COSTS, {"slips": mean})
+        assert actual == {"slips": pytest.approx(after)}, (before, mean)
 
 
 def test_a_cost_that_was_not_measured_keeps_its_multiplier():

@@ -68,8 +68,7 @@ def test_the_kl_is_a_sum_over_the_vocabulary():
     assert reverse_kl(logits_UV, logits_UV).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("which", ["base", "same", "other"])
-@pytest.mark.parametrize("rows", [7, 512])
+@pytest.mark.parametrize(("which", "rows"), [("base", 7), ("same", 512), ("other", 7)])
 def test_loss_and_gradient_are_the_formula(base_dir, adapters, tmp_path, monkeypatch, which, rows):
     """The formula runs on separate sequences, one token after another."""
     monkeypatch.setattr(policies, "LOGIT_ROWS", rows)

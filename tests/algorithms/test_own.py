@@ -62,19 +62,16 @@ def test_an_unknown_name_of_an_algorithm_is_one_problem_with_the_nearest_name(tm
     assert problem.message.startswith("'grppo': expected one of ")
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
+def test_only_an_algorithm_of_an_allowed_package_is_accepted(home):
+    for target, message in (
         ("stock.reinforce.Reinforc", "'Reinforc' does not exist in stock.reinforce"),
         ("stock.reinforce.Trainer", "is not a subclass of"),
         ("stock.reinforce_trainer.train", "is not a subclass of components.algorithms.spec.AlgorithmSpec"),
         ("components.algorithms.spec.AlgorithmSpec", "does not define build"),
         ("other.Algorithm", "outside the allowed packages"),
-    ],
-)
-def test_only_an_algorithm_of_an_allowed_package_is_accepted(home, target, message):
-    with pytest.raises(SpecError, match=message):
-        experiment(home, target)
+    ):
+        with pytest.raises(SpecError, match=message):
+            experiment(home, target)
 
 
 def key_part(root: Path) -> dict:

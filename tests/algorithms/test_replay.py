@@ -34,7 +34,7 @@ def draw(spec: ReplaySpec, fresh=None, earlier=ROUNDS, seed=0, compared=True, ve
     return mixed(spec, fresh, earlier, version=version, compared=compared, seed=seed)
 
 
-@pytest.mark.parametrize(("share", "groups"), [(0.0, 0), (0.25, 2), (0.5, 6), (0.6, 9), (0.9, 12)])
+@pytest.mark.parametrize(("share", "groups"), [(0.0, 0), (0.5, 6), (0.9, 12)])
 def test_a_share_of_the_groups_is_of_earlier_rounds_and_whole(share, groups):
     actual, counts = draw(ReplaySpec(share=share))
     assert counts == {"replayed_groups": groups, "replayed": 3 * groups, "stale": 0}

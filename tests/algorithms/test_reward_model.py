@@ -536,36 +536,38 @@ def not_numbers(trajectories):
         trajectory.step_rewards = [math.nan] * 2
 
 
-@pytest.mark.parametrize(
-    ("spec", "spoil", "words"),
-    [
-        (
-            RewardModelSpec(),
-            no_difference,
-            "do two of the 8 labelled episodes differ in their judged reward by more than min_m",
-        ),
-        (RewardModelSpec(), no_reward, "none of 0 finished episodes has judged reward"),
-        (
-            RewardModelSpec(heads={"help": 1}),
-            lambda _: None,
-            "'help' .* none of 8 finished episodes has component 'help'.* algorithm.heads",
-        ),
-        (ProcessRewardModelSpec(), no_steps, "none of 8 finished episodes has step rewards, one for each turn"),
-        (ProcessRewardModelSpec(), too_many_steps, "none of 8 finished episodes has step rewards, one for each turn"),
-        (ProcessRewardModelSpec(), not_numbers, "none of 8 finished episodes has step rewards, one for each turn"),
-        (
-            ProcessRewardModelSpec(heads={"help": 1}),
-            lambda _: None,
-            "none of 8 finished episodes has components 'help/0', 'help/1'",
-        ),
-    ],
-)
-def test_a_head_without_anything_to_learn_is_refused(base_dir, tmp_path, spec, spoil, words):
-    trajectories = task(2)
-    spoil(trajectories)
-    with pytest.raises(ArtifactError, match=words):
-        run(base_dir, tmp_path, spec, trajectories)
-    assert list((tmp_path / "out").iterdir()) == []
+NOTHING_TO_LEARN = [
+    (
+        RewardModelSpec(),
+        no_difference,
+        "do two of the 8 labelled episodes differ in their judged reward by more than m",
+    ),
+    (RewardModelSpec(), no_reward, "none of 0 finished episodes has judged reward"),
+    (
+        RewardModelSpec(heads={"help": 1}),
+        lambda _: None,
+        "'help' .* none of 8 finished episodes has component 'help'.* algorithm.heads",
+    ),
+    *(
+        (ProcessRewardModelSpec(), spoil, "none of 8 finished episodes has step rewards, one for each turn")
+        for spoil in (no_steps, too_many_steps, not_numbers)
+    ),
+    (
+        ProcessRewardModelSpec(heads={"help": 1}),
+        lambda _: None,
+        "none of 8 finished episodes has components 'help/0', 'help/1'",
+    ),
+]
+"""Reward model, what makes its labels useless, and the words of the error."""
+
+
+def test_a_head_without_anything_to_learn_is_refused(base_dir, tmp_path):
+    for spec, spoil, words in NOTHING_TO_LEARN:
+        trajectories = task(2)
+        spoil(trajectories)
+        with pytest.raises(ArtifactError, match=words):
+            run(base_dir, tmp_path, spec, trajectories)
+        assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_what_cannot_be_used_is_counted_and_left_out(chat, caplog):

@@ -12,10 +12,9 @@ CODE = Path(__file__).resolve().parents[2]
 
 SHORT = (
     "rounds=1",
-    "warmup.demonstrations=8",
+    "warmup.demonstrations=16",
     "collect.scenarios=2",
-    "collect.group_size=2",
-    "agent.max_turns=2",
+    "collect.group_size=3",
     "algorithm.minibatches=1",  # of several, the second one meets a policy that has moved
     "reward.repetition_cost=0.5",
     "reward.repetition_ngram=1",  # so short a warmup solves nothing; this gives each group something to compare

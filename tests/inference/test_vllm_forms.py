@@ -49,31 +49,30 @@ def log_sizes(engine, asked: ChatRequest, tokens: list[int]) -> list[float]:
     return values
 
 
+FORMS = {
+    "schema": ResponseForm(json_schema=json.dumps(SCHEMA), calls=()),
+    "object": ResponseForm(json_schema='{"type": "object"}', calls=()),
+    "escaped": ResponseForm(json_schema='{"enum": ["a::=b", "\\u2581"]}', calls=()),
+    "required": REQUIRED,
+    "one function": ResponseForm(calls=("forecast",)),
+    "strict": ResponseForm(strict=True),
+    "single": ResponseForm(strict=True, single=True),
+    "schema or call": ResponseForm(json_schema='{"type": "integer"}', strict=True),
+}
+
+
 @pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize(
-    "form",
-    [
-        ResponseForm(json_schema=json.dumps(SCHEMA), calls=()),
-        ResponseForm(json_schema='{"type": "object"}', calls=()),
-        ResponseForm(json_schema='{"enum": ["a::=b", "\\u2581"]}', calls=()),
-        REQUIRED,
-        ResponseForm(calls=("forecast",)),
-        ResponseForm(strict=True),
-        ResponseForm(strict=True, single=True),
-        ResponseForm(json_schema='{"type": "integer"}', strict=True),
-    ],
-    ids=["schema", "object", "escaped", "required", "one function", "strict", "single", "schema or call"],
-)
-def test_the_servers_mask_is_that_of_the_embedded_engine(start, connect, monkeypatch, form, native):
+def test_the_servers_mask_is_that_of_the_embedded_engine(start, connect, monkeypatch, native):
     engine = connect(start())
     if native:
         monkeypatch.setattr(engine.format, "native_tools", True)
         monkeypatch.setattr(engine.format, "render", lambda *_, **__: "Will it rain?")
-    for seed in range(3):
-        asked = request(form, seed, 60)
-        answer = ask(engine, asked)
-        assert answer.logprobs == pytest.approx(log_sizes(engine, asked, answer.token_ids))
-        assert answer.altered
+    for name, form in FORMS.items():
+        for seed in range(3):
+            asked = request(form, seed, 60)
+            answer = ask(engine, asked)
+            assert answer.logprobs == pytest.approx(log_sizes(engine, asked, answer.token_ids)), name
+            assert answer.altered, name
 
 
 def test_finished_answers_have_their_form(start, connect):
