@@ -113,11 +113,9 @@ def level(alpha: float, rounds: int) -> float:
 def _doubled_ranks(sizes: Sequence[float]) -> list[int]:
     """Return twice the rank of each value, from 1; tied values have their mean rank, so that all are integers. Values
     that differ by rounding errors are tied."""
-    rounded = [float(f"{size:.9g}") for size in sizes]
-    ordered = sorted(rounded)
-    first = {size: position for position, size in reversed(list(enumerate(ordered, 1)))}
-    last = {size: position for position, size in enumerate(ordered, 1)}
-    return [first[size] + last[size] for size in rounded]
+    from scipy.stats import rankdata
+
+    return [int(2 * rank) for rank in rankdata([float(f"{size:.9g}") for size in sizes])]
 
 
 def _shifts(groups: Sequence[Sequence[str]], first: Scores, later: Scores) -> list[float]:

@@ -39,7 +39,6 @@ from components.retry import Backoff
 from components.rollout import formats
 from components.rollout.agent import AgentLoop, as_messages, as_step, ask
 from components.rollout.formats import Presentation
-from components.rollout.listener import EpisodeListener
 from components.rollout.observations import cleaned
 from components.rollout.players.player import Player
 from components.rollout.players.role_solver import demonstrate_roles
@@ -52,6 +51,21 @@ from components.trajectories.failures import failure_kinds
 from components.trajectories.groups import misnamed
 from components.trajectories.parts import SOLVER
 from components.trajectories.schema import Failure, History, Scenario, Trajectory
+
+
+class EpisodeListener:
+    """Receiver of the events of a collection. This one ignores them."""
+
+    def begin(self, name: str, engine: Engine) -> Engine:
+        """Receive the start or retry of an episode. Return the engine for it and the episodes derived from it."""
+        return engine
+
+    def end(self, trajectory: Trajectory, seconds: float) -> None:
+        """Receive a new trajectory and its duration, without the time spent waiting for an environment."""
+
+    def retry(self, error: EnvironmentUnavailable) -> None:
+        """Receive the cause of a retry."""
+
 
 logger = logging.getLogger(__name__)
 

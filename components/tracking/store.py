@@ -11,20 +11,17 @@ as warnings, through the handlers of the calling program.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shlex
 import socket
 import sqlite3
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from components.errors import ResourceError, WaitTimeout
+from components.artifacts import lock_file
+from components.errors import ResourceError
 from components.redaction import mask_text
 from components.tracking.provenance import command_path
 
@@ -126,7 +123,8 @@ def _ensure_database(database: Path, artifacts: Path) -> None:
         _check_database(database)
         return
     database.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(database.with_suffix(".lock"), waiting_for=f"another process to create {database}"):
+    with database.with_suffix(".lock").open("a+") as file:  # closing the file releases the lock
+        lock_file(file, f"the creation of {database}", _CREATION_LIMIT)
         if not database.exists():
             _create_database(database, artifacts)
 
@@ -139,21 +137,6 @@ def _create_database(database: Path, artifacts: Path) -> None:
     store = SqlAlchemyStore(f"{_SQLITE}{draft}", artifacts.absolute().as_uri())
     store.engine.dispose()
     os.replace(draft, database)
-
-
-@contextmanager
-def _locked(path: Path, waiting_for: str) -> Iterator[None]:
-    deadline = time.monotonic() + _CREATION_LIMIT
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise WaitTimeout(f"Timed out after {_CREATION_LIMIT:.0f} s waiting for {waiting_for}") from None
-                time.sleep(0.05)
-        yield  # closing the file releases the lock
 
 
 def _check_reachable(uri: str) -> None:

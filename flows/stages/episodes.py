@@ -25,7 +25,7 @@ from components.exceptions import described, is_foreign, log_traceback, passes
 from components.inference.protocol import BASE_POLICY, Engine, ModelEngine
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
-from components.rollout.listener import EpisodeListener
+from components.rollout.collector import EpisodeListener
 from components.rollout.request import EpisodeRequest
 from components.rollout.spec import AgentSpec, CollectSpec, EpisodeLimits
 from components.specs import Target

@@ -8,8 +8,7 @@ import pytest
 
 from components.environments.games.tictactoe import TicTacToe
 from components.inference.protocol import Sampling
-from components.rollout.collector import play_episodes
-from components.rollout.listener import EpisodeListener
+from components.rollout.collector import EpisodeListener, play_episodes
 from components.rollout.players.player import Player
 from components.rollout.random_agent import RandomAgent, RandomEngine
 from components.rollout.request import episode_requests

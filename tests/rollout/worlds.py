@@ -11,9 +11,8 @@ from components.environments.protocol import Environment, Step
 from components.errors import EnvironmentUnavailable
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Engine, Sampling
 from components.rollout.agent import AgentLoop
-from components.rollout.collector import play_episodes
+from components.rollout.collector import EpisodeListener, play_episodes
 from components.rollout.formats import Presentation
-from components.rollout.listener import EpisodeListener
 from components.rollout.players.player import Player
 from components.rollout.pool import EnvironmentPool
 from components.rollout.request import EpisodeRequest, episode_requests
