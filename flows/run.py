@@ -181,7 +181,7 @@ def job(config: DictConfig) -> float:
         assert settings is not None
 
         def trial() -> dict[str, Any]:
-            from flows.sweeps.pruning import pruning
+            from flows.sweeps.study import pruning
 
             return run(sweep=folder.name, prune=pruning(folder, settings, number))
 

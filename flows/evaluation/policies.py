@@ -162,7 +162,7 @@ def _final_step(run: RunRecord, keys: dict[int, str]) -> int:
 
 def check(policies: Sequence[NamedPolicy], scenarios: Sequence[Scenario]) -> None:
     """Raise SpecError if the environment has no solver, or no random actions, for a policy that needs them."""
-    from flows.calibration.calibration import has_solutions
+    from flows.evaluation.calibration import has_solutions
 
     for policy in policies:
         environment = policy.spec.required_environment

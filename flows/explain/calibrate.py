@@ -52,7 +52,7 @@ def calibrate(
     """Measure the declared reward and return the result as JSON data. Raises SpecError, ResourceError, and errors of
     the stages."""
     from components.rewards.llm.spec import asked_by
-    from flows.calibration.calibration import (
+    from flows.evaluation.calibration import (
         CalibrationRunner,
         calibration,
         check_people,

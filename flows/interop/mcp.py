@@ -28,8 +28,8 @@ from components.redaction import mask_text
 from flows.interop import actions
 from flows.interop.actions import InvalidRequest
 from flows.interop.episode import Transition
+from flows.interop.listening import BoundedRequests
 from flows.interop.openenv_rpc import PARSE_ERROR
-from flows.interop.request_limits import BoundedRequests
 from flows.interop.sessions import CapacityReached, Session, SessionLimits, Sessions
 from flows.interop.source import EpisodeSource
 

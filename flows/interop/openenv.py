@@ -27,9 +27,9 @@ from components.redaction import mask_text
 from components.strict_json import parse
 from flows.interop import openenv_messages as messages
 from flows.interop.actions import InvalidRequest
+from flows.interop.listening import BoundedRequests
 from flows.interop.openenv_messages import AnyAction, ResetData, StateData, StepBody, TextAction
 from flows.interop.openenv_rpc import JsonRpc
-from flows.interop.request_limits import BoundedRequests
 from flows.interop.sessions import CapacityReached, Session, SessionLimits, Sessions
 from flows.interop.source import EpisodeSource
 

@@ -14,10 +14,12 @@ SkyPilot's optimizer. Files are not verified: the run detects damaged ones.
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact, stage_key
 from components.compute.local.spec import LocalPlace
@@ -26,6 +28,7 @@ from components.errors import GuardTriggered
 from components.rewards.llm.spec import asked_by
 from components.specs import Target
 from flows.execution import notification
+from flows.execution.overlap import BackgroundResult, Work
 from flows.execution.parallel import T, overlaps
 from flows.experiment import teachers
 from flows.experiment.prerequisites import lacking
@@ -34,7 +37,6 @@ from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Notice, Records, RunRecord
 from flows.history.store_reader import StoreReader
-from flows.planning.background import PlannedBackground
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
 from flows.planning.notes import deployment_problems, pending_decisions, process_starts, resolved_values
 from flows.planning.run_plan import PlannedStage, RunPlan, total
@@ -52,6 +54,9 @@ from flows.recipes.run import Run
 from flows.stages import PLACED, STAGES
 from flows.stages.base import Context, Request
 from flows.stages.execute import check_schema, stage_and_spec
+
+if TYPE_CHECKING:
+    from flows.planning.run_plan import PlannedStage
 
 
 def plan(*specs: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Offer]] = offers) -> RunPlan:
@@ -318,3 +323,46 @@ class _Planner:
         known = self._store.known
         recomputed = {name: self._labels[key] for name, key in request.inputs.items() if key not in known}
         return nearest.reasons(request, recomputed, STAGES[request.stage].version)
+
+
+PLACE = "process"
+"""Place of background work."""
+
+
+class PlannedBackground:
+    """`BackgroundRunner` of a plan. It plans a work where the run waits for it. The work runs from the start of the
+    stage beside which it is started; what it takes after the end of the stage at whose end the run waits for it counts
+    in the time of the run."""
+
+    def __init__(self, planned: list[PlannedStage], call: StageRunner, price: Callable[[str], float | None]):
+        self._planned = planned
+        self._call = call
+        self._price = price
+        """Price of an hour of a kind of stage."""
+        self._pending: deque[tuple[str, float, Work]] = deque()
+        """Works that the run did not wait for, with the label of the stage beside which they start, and its start."""
+
+    @contextmanager
+    def __call__(self, label: str, *works: Work) -> Iterator[BackgroundResult]:
+        now = self._now()
+        self._pending.extend((label, now, work) for work in works)
+        result = BackgroundResult()
+        yield result
+        waited, first = self._now(), len(self._planned)
+        beside, begin, work = self._pending.popleft()
+        result.value = work(self._call)
+        kind = label.partition("[")[0]
+        for index, stage in enumerate(self._planned[first:], first):
+            seconds = stage.seconds or 0.0
+            overlap = min(seconds, max(0.0, waited - begin))
+            begin += seconds
+            prices = [self._price(name) or 0.0 for name in (stage.stage, kind)] if overlap else [0.0]
+            cost = None if stage.cost is None else stage.cost - overlap / 3600 * min(prices)
+            self._planned[index] = replace(stage, beside=beside, where=PLACE, overlapped_seconds=overlap, cost=cost)
+
+    def close(self) -> None:
+        self._pending.clear()
+
+    def _now(self) -> float:
+        """Return the time of the run up to here, in seconds."""
+        return sum((stage.seconds or 0.0) - stage.overlapped_seconds for stage in self._planned)

@@ -12,7 +12,7 @@ from typing import overload
 
 from components.json_text import read_json
 from components.trajectories.schema import Trajectory
-from flows.stages.shards import Shards
+from flows.stages.finished_rows import FinishedRows
 
 FAILED = "failed"
 """Name of the shards of failed episodes: data of the finished stage, but a retry of the stage runs them again."""
@@ -30,8 +30,8 @@ class FinishedEpisodes:
             path.unlink()
         self._places: dict[str, tuple[Path, int]] = {}
         """Shard and row of each episode by id; of two with one id, the later one."""
-        self._shards = Shards(folder, "episodes", self._write, self._read)
-        self._failed = Shards(folder, FAILED, self._write, self._read)
+        self._shards = FinishedRows(folder, "episodes", self._write, self._read)
+        self._failed = FinishedRows(folder, FAILED, self._write, self._read)
         self._rows = _ShardRows()
         for _ in self._shards.read():  # `_read` records the places of all rows
             pass

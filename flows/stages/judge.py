@@ -30,6 +30,7 @@ from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Traje
 from flows.stages.ahead_scores import read_ahead
 from flows.stages.anchors import AnchorSpec, drift_of, sample_anchors
 from flows.stages.base import WHOLE, Context, Inputs, Sharding, Stage, StagePart, StageSpec, base_model, with_progress
+from flows.stages.finished_rows import FinishedRows
 from flows.stages.joining import (
     FIGURES,
     agreement_of,
@@ -38,7 +39,6 @@ from flows.stages.joining import (
     part_of_scenarios,
     read_scored_shards,
 )
-from flows.stages.shards import Shards
 
 if TYPE_CHECKING:
     from components.rewards.llm.budget import Meter
@@ -222,7 +222,7 @@ class RewardJudge:
         from components.trajectories.store import read_scores, write_scores
 
         assert self._context.scratch is not None
-        shards = Shards(self._context.scratch, self._name, write_scores, read_scores)
+        shards = FinishedRows(self._context.scratch, self._name, write_scores, read_scores)
         self.finished |= {score.trajectory_id: score for score in shards.read()}
         if self.finished:
             log.info("reusing %d scores of an earlier attempt", len(self.finished))

@@ -21,8 +21,10 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from components.artifacts import lock_file
 from components.errors import Problem, ResourceError, SpecError, WaitTimeout
+from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.spec import ExperimentSpec
-from flows.experiment.sweep_settings import TRIAL, HalvingSpec, MedianSpec, OptunaSpec, optuna_settings
+from flows.experiment.sweep_settings import IN_ROUNDS, TRIAL, HalvingSpec, MedianSpec, OptunaSpec, optuna_settings
+from flows.recipes.stage_calls import Prune
 from flows.reporting.settings import MISSING, NEUTRAL_KEYS
 from flows.sweeps.points import Point, read
 
@@ -229,3 +231,30 @@ def _changes(path: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
 
 def _quiet(optuna: Any) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def pruning(folder: Path, settings: OptunaSpec, number: int) -> Prune:
+    """Return the callback that a run calls with each evaluation before its last round.
+
+    The callback returns the reason to stop, or None to continue. folder: the sweep's folder, which has the study.
+    number: number of the trial.
+    """
+    from optuna.trial import Trial
+
+    from flows.sweeps.study import load
+
+    study = load(folder, settings)
+    trial = Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+    metric = settings.metric
+
+    def prune(measured: EvaluatedPolicy) -> str | None:
+        value = measured.value(metric) if metric in IN_ROUNDS else None  # type: ignore[arg-type]  # narrowed by the check
+        if value is None:
+            return None
+        trial.report(value, measured.step)
+        if not trial.should_prune():
+            return None
+        where = f"after round {measured.step}" if measured.step else "at the start of the rounds"
+        return f"pruned {where}: held-out {metric} {value:.3f} is behind the other trials of study {folder.name}"
+
+    return prune

@@ -15,7 +15,7 @@ from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.specs import Target, validate
 from components.trajectories.schema import History, Message, Scenario, Trajectory
 from components.trajectories.store import read_scores
-from flows.calibration.calibration import has_solutions, read_people
+from flows.evaluation.calibration import has_solutions, read_people
 from flows.experiment.checks.judging import other_rewards
 from flows.explain import calibrate as command
 from flows.stages.base import Request

@@ -7,14 +7,14 @@ import pytest
 
 from components.trajectories.schema import Score
 from components.trajectories.store import read_scores, write_scores
-from flows.stages import shards
-from flows.stages.shards import Shards
+from flows.stages import finished_rows
+from flows.stages.finished_rows import FinishedRows
 
 
 @pytest.fixture(autouse=True)
 def never_by_time(monkeypatch):
     """A slow machine flushes no sooner than a fast one."""
-    monkeypatch.setattr(shards, "FLUSH_SECONDS", 600.0)
+    monkeypatch.setattr(finished_rows, "FLUSH_SECONDS", 600.0)
 
 
 def scores(*names):
@@ -22,7 +22,7 @@ def scores(*names):
 
 
 def open_shards(folder):
-    return Shards(folder, "scores", write_scores, read_scores)
+    return FinishedRows(folder, "scores", write_scores, read_scores)
 
 
 def kept(folder):
@@ -41,7 +41,7 @@ def test_what_was_flushed_is_read_in_order(tmp_path):
 
 
 def test_names_do_not_mix(tmp_path):
-    other, one = Shards(tmp_path, "other", write_scores, read_scores), open_shards(tmp_path)
+    other, one = FinishedRows(tmp_path, "other", write_scores, read_scores), open_shards(tmp_path)
     for shards_, name in ((other, "z"), (one, "a")):
         shards_.add(scores(name))
         shards_.flush()
@@ -49,7 +49,7 @@ def test_names_do_not_mix(tmp_path):
 
 
 def test_rows_are_flushed_without_further_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "FLUSH_SECONDS", 0.2)
+    monkeypatch.setattr(finished_rows, "FLUSH_SECONDS", 0.2)
     one = open_shards(tmp_path)
     one.add(scores("a"))
     deadline = time.monotonic() + 600
@@ -62,7 +62,7 @@ def test_rows_are_flushed_without_further_ones(tmp_path, monkeypatch):
 
 
 def test_few_wait_in_memory_and_what_belongs_together_stays_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "FLUSH_ROWS", 3)
+    monkeypatch.setattr(finished_rows, "FLUSH_ROWS", 3)
     one = open_shards(tmp_path)
     for group in (("a", "b"), ("c", "d", "e"), ("f",)):
         one.add(scores(*group))

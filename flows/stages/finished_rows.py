@@ -19,7 +19,7 @@ FLUSH_ROWS = 4096
 """Maximum number of rows in memory."""
 
 
-class Shards(Generic[Row]):
+class FinishedRows(Generic[Row]):
     """Finished rows in files `NAME-00000.parquet` and so on.
 
     `write` must be atomic: a file appears under its name only when it is complete. Files of earlier attempts are

@@ -1,1 +1,0 @@
-"""Measurement of how far a declared reward can be trusted."""
