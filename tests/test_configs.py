@@ -163,12 +163,17 @@ def needed(group: str, option: str) -> list[str]:
     return NEEDED.get(f"{group}={option}", NEEDED.get(option, []))
 
 
+def missing_requirement(option: str) -> str | None:
+    """Return the requirement of the option's environment that this installation lacks, if any."""
+    if option in PACKAGES and find_spec(PACKAGES[option]) is None:
+        return f"{PACKAGES[option]} is not installed"
+    return "there is no Java" if option == "scienceworld" and shutil.which("java") is None else None
+
+
 def skip_without_package(option: str) -> None:
     """Skip the test if a requirement of the option's environment is missing."""
-    if option in PACKAGES and find_spec(PACKAGES[option]) is None:
-        pytest.skip(f"{PACKAGES[option]} is not installed")
-    if option == "scienceworld" and shutil.which("java") is None:
-        pytest.skip("there is no Java")
+    if (reason := missing_requirement(option)) is not None:
+        pytest.skip(reason)
 
 
 def overrides(file: Path) -> list[str]:

@@ -30,7 +30,7 @@ from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
 from flows.experiment.spec import ExperimentSpec
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
-from tests.test_configs import PACKAGES
+from tests.test_configs import missing_requirement
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
@@ -205,7 +205,9 @@ def test_every_run_command_is_valid():
     """Options exist, and Hydra composes what the rest describes. test_readme runs the commands with `--config-dir`."""
     invalid = {}
     for command, arguments in RUNS.items():
-        if "--config-dir" in arguments or any(map(lacks_package, arguments)):
+        if "--config-dir" in arguments or any(
+            missing_requirement(word.removeprefix("environment=")) for word in arguments
+        ):
             continue
         assert {word for word in arguments if word.startswith("-")} <= OPTIONS, command
         lines = [word for word in arguments if "=" in word or word.startswith("~")]
@@ -214,12 +216,6 @@ def test_every_run_command_is_valid():
         except SpecError as error:
             invalid[command] = str(error)
     assert invalid == {}
-
-
-def lacks_package(word: str) -> bool:
-    """Return True for an environment whose package is not installed."""
-    package = PACKAGES.get(word.removeprefix("environment="))
-    return package is not None and find_spec(package) is None
 
 
 def sketches() -> list[Any]:

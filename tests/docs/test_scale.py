@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from components.compute.place import Offer
+from components.errors import SpecError
 from docs import scale
 from flows.experiment.compose import check
 from flows.planning.plan import plan
-from tests.test_configs import PROMPTS, skip_without_package
+from tests.test_configs import PROMPTS, missing_requirement
 
 NAMES = [*scale.names(), "quickstart"]
 
@@ -19,15 +20,22 @@ def test_the_page_is_what_the_command_writes(page):
 
 
 @pytest.mark.parametrize("cluster", [False, True], ids=["gpu", "cluster"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_command_can_be_planned(name, cluster, tmp_path):
-    skip_without_package(name)
-    lines = [line.replace("FILE", str(PROMPTS)) for line in scale.command(name, cluster=cluster)]
-    spec = check([*lines, f"root={tmp_path}"])[0]
-    assert spec.model.dtype == "bfloat16"
-    assert (spec.store is not None) == cluster
-    offers = {name: Offer("H100:8", 20.0) for name in spec.compute.places}
-    absent = {"store": None, "feedback": None}  # neither the bucket exists nor answers of people
-    planned = plan(spec.model_copy(update=absent), ask=lambda places: offers)
-    places = {stage.where for stage in planned.stages}
-    assert all("H100:8" in place for place in places - {"process"}) if cluster else places <= {"local", "process"}
+def test_every_command_can_be_planned(cluster, tmp_path):
+    problems = {}
+    for name in NAMES:
+        if missing_requirement(name) is not None:
+            continue
+        lines = [line.replace("FILE", str(PROMPTS)) for line in scale.command(name, cluster=cluster)]
+        try:
+            spec = check([*lines, f"root={tmp_path}"])[0]
+        except SpecError as error:
+            problems[name] = str(error)
+            continue
+        assert (name, spec.model.dtype, spec.store is not None) == (name, "bfloat16", cluster)
+        offers = {place: Offer("H100:8", 20.0) for place in spec.compute.places}
+        absent = {"store": None, "feedback": None}  # neither the bucket exists nor answers of people
+        planned = plan(spec.model_copy(update=absent), ask=lambda places, offers=offers: offers)
+        elsewhere = {stage.where for stage in planned.stages} - {"local", "process"}
+        assert (name, {place for place in elsewhere if not cluster or "H100:8" not in place}) == (name, set())
+        assert not cluster or "local" not in {stage.where for stage in planned.stages}, name
+    assert problems == {}
