@@ -5,7 +5,7 @@ targets are estimated with separate λ,
 
     A = gae(r, V_old; gae_lambda)         R = gae(r, V_old; value_gae_lambda) + V_old
 
-with V_old the denormalised values before the first gradient step (`return_statistics`).
+with V_old the denormalised values before the first gradient step (`critic.ReturnStatistics`).
 """
 
 from __future__ import annotations

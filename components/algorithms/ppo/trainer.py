@@ -13,7 +13,7 @@ targets R are those of `actions`; A is then whitened over the round. The loss is
     policy loss (`training_data`) + value_coefficient 1/2 max((V - R)², (clip(V, V_old ± value_clip) - R)²)
 
 minus entropy_coefficient times the mean entropy, with V, V_old and R normalised by the running statistics of the
-returns (`return_statistics`). The gradients of the policy and of the critic are each scaled down to max_grad_norm. The
+returns (`critic`). The gradients of the policy and of the critic are each scaled down to max_grad_norm. The
 gradient of a value head also reaches the policy's adapter, where it is part of the policy's gradient. A new critic is
 first trained alone (`value_pretraining`).
 

@@ -9,7 +9,7 @@ Tokens are exact: a conversation that continues a response of this engine contin
 which are never retokenized (`conversations`).
 
 A response that must have a form, and logits that a request changes, are described in `components.inference.grammar`
-and `logit_changes`; log-probabilities are always of the distribution that was sampled from.
+and `sampling`; log-probabilities are always of the distribution that was sampled from.
 
 A request that cannot be rendered, does not fit, or has logits that are not finite fails alone and does not affect the
 others of its batch. The worker thread also tokenizes prompts, so that long ones do not block the event loop. A request
