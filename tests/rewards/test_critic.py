@@ -210,6 +210,15 @@ def test_other_shapes_of_the_right_answer_are_read(subtests):
             assert len(server.requests) == 1
 
 
+def test_dimensions_of_a_judge_that_did_not_score_all_do_not_count_beside_another():
+    def script(asked):
+        return says(answer({"understanding": 0.0} if asked.body["model"] == "b" else None))
+
+    with judge_server(script, models=("a", "b")) as server:
+        score = judge_episode(Critic([spec(server, model="a"), spec(server, model="b")]))
+    assert (score.reward, score.components["understanding"]) == (pytest.approx(0.4375), 1.0)
+
+
 def test_turns_of_several_judges_are_averaged():
     def script(asked):
         return says(answer(turns=[1, 0.5] if asked.body["model"] == "b" else [0, 0.5]))
