@@ -34,7 +34,7 @@ from flows.orchestration.server import PORT
 from flows.scheduling import parameters
 from flows.scheduling.parameters import ServedExperiment
 from flows.terminal.arguments import refuse_root_option
-from flows.terminal.exit_codes import describe_error, print_message
+from flows.terminal.exit_codes import print_error
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -79,11 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         refuse_root_option(command, argv)
         return serve(command.parse_intermixed_args(argv))
     except EspalierError as error:
-        message_and_code = describe_error(error)
-        assert message_and_code is not None
-        message, code = message_and_code
-        print_message(message)
-        return code
+        return print_error(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from components.errors import EspalierError
 from flows.orchestration.server import PORT, start
 from flows.terminal.arguments import RootParser
-from flows.terminal.exit_codes import describe_error, print_message
+from flows.terminal.exit_codes import print_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,11 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             server.stop()
     except EspalierError as error:
-        message_and_code = describe_error(error)
-        assert message_and_code is not None
-        message, code = message_and_code
-        print_message(message)
-        return code
+        return print_error(error)
     except KeyboardInterrupt:
         return 0
     print("the Prefect server stopped; see its log, logs/prefect-server.log below the root", file=sys.stderr)
