@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -43,23 +44,20 @@ def share_decided(seeds, scenarios, *, seed_sd, change_sd, paired=True, gain=0.0
     return decided / draws
 
 
-@pytest.mark.parametrize(
-    ("seeds", "scenarios", "seed_sd", "change_sd", "paired"),
-    [
-        ((3, 3), 64, 0.5, 0.0, True),
-        ((3, 3), 64, 0.3, 0.5, True),
-        ((5, 5), 256, 0.3, 0.5, True),
-        ((2, 2), 64, 0.3, 0.5, True),
-        ((3, 4), 64, 0.3, 0.5, False),
-    ],
-)
-def test_without_an_effect_about_5_percent_of_the_verdicts_are_wrong(seeds, scenarios, seed_sd, change_sd, paired):
-    share = share_decided(seeds, scenarios, seed_sd=seed_sd, change_sd=change_sd, paired=paired)
-    assert 0.02 < share < 0.07  # three standard errors of 1,000 draws: 0.021
+NO_EFFECT = [
+    ((3, 3), 64, 0.5, 0.0, True),
+    ((3, 3), 64, 0.3, 0.5, True),
+    ((5, 5), 256, 0.3, 0.5, True),
+    ((2, 2), 64, 0.3, 0.5, True),
+    ((3, 4), 64, 0.3, 0.5, False),
+]
 
 
-def test_without_variation_over_seeds_the_verdict_is_cautious():
-    assert share_decided((3, 3), 64, seed_sd=0.0, change_sd=0.0) < 0.05
+def test_without_an_effect_about_5_percent_of_the_verdicts_are_wrong():
+    for seeds, scenarios, seed_sd, change_sd, paired in NO_EFFECT:
+        share = share_decided(seeds, scenarios, seed_sd=seed_sd, change_sd=change_sd, paired=paired)
+        assert 0.02 < share < 0.07, (seeds, scenarios)  # three standard errors of 1,000 draws: 0.021
+    assert share_decided((3, 3), 64, seed_sd=0.0, change_sd=0.0) < 0.05  # cautious without variation over seeds
 
 
 def test_a_bootstrap_over_seeds_would_be_wrong_far_more_often():
@@ -111,34 +109,32 @@ def test_seeds_that_are_not_paired_add_their_variances():
     assert effect.high == pytest.approx(0.05 + stats.t.ppf(0.975, freedom) * math.sqrt(variance)) or effect.high == 1.0
 
 
-@pytest.mark.parametrize("outcome", [0.0, 1.0])
-def test_equal_episodes_of_all_seeds_have_the_interval_of_one_seed(outcome):
+def test_equal_episodes_of_all_seeds_have_the_interval_of_one_seed():
     """All seeds agree on every scenario, so they are as one: Newcombe's interval of 8 pairs, as recomputed here."""
-    table = np.full((2, 8), outcome)
-    effect = seeded_effect(table, table, paired=True)
     z = stats.norm.ppf(0.975)
     limit = (z**2 / 8) / (1 + z**2 / 8)  # Wilson's upper limit of 0 of 8
-    assert (effect.difference, effect.outcome) == (0.0, "undecided")
-    assert (effect.low, effect.high) == pytest.approx((-limit, limit))
-    assert more_seeds(effect) is None
-    assert scenarios_for(effect) is None
+    for success in (0.0, 1.0):
+        table = np.full((2, 8), success)
+        effect = seeded_effect(table, table, paired=True)
+        assert (effect.difference, effect.outcome) == (0.0, "undecided")
+        assert (effect.low, effect.high) == pytest.approx((-limit, limit))
+        assert more_seeds(effect) is None
+        assert scenarios_for(effect) is None
 
 
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize("shared", [0.0, 1.0])
-@pytest.mark.parametrize("gain", [0.02, 0.1])
-def test_the_interval_of_rare_successes_covers_the_gain(gain, shared, paired):
+def test_the_interval_of_rare_successes_covers_the_gain():
     """Two seeds of 16 scenarios; a policy without success gains a rare one, on scenarios of which a share of the seeds
     agree. Simulated: the share of 2,000 intervals that cover the true gain."""
-    generator = np.random.default_rng(0)
-    covered = 0
-    for _ in range(2000):
-        common_C = generator.random(16) < gain
-        own_SC = generator.random((2, 16)) < gain
-        after = np.where(generator.random(16) < shared, common_C, own_SC).astype(float)
-        effect = seeded_effect(np.zeros((2, 16)), after, paired=paired)
-        covered += effect.low <= gain <= effect.high
-    assert covered / 2000 > 0.935  # 95 % less three standard errors
+    for gain, shared, paired in itertools.product((0.02, 0.1), (0.0, 1.0), (True, False)):
+        generator = np.random.default_rng(0)
+        covered = 0
+        for _ in range(2000):
+            common_C = generator.random(16) < gain
+            own_SC = generator.random((2, 16)) < gain
+            after = np.where(generator.random(16) < shared, common_C, own_SC).astype(float)
+            effect = seeded_effect(np.zeros((2, 16)), after, paired=paired)
+            covered += effect.low <= gain <= effect.high
+        assert covered / 2000 > 0.935, (gain, shared, paired)  # 95 % less three standard errors
 
 
 def test_one_seed_and_one_scenario_are_refused():
@@ -147,14 +143,14 @@ def test_one_seed_and_one_scenario_are_refused():
             seeded_effect(np.zeros(shape), np.ones(shape), paired=True)
 
 
-@pytest.mark.parametrize(("effect", "error", "freedom"), [(0.1, 0.05, 2.0), (0.1, 0.03, 4.5), (0.02, 0.05, 30.0)])
-def test_power_is_the_share_of_significant_experiments(effect, error, freedom):
-    generator = np.random.default_rng(0)
+def test_power_is_the_share_of_significant_experiments():
     draws = 200_000
-    estimates = generator.normal(effect, error, draws)
-    errors = error * np.sqrt(generator.chisquare(freedom, draws) / freedom)
-    significant = np.abs(estimates) > stats.t.ppf(0.975, freedom) * errors
-    assert power(effect, error, freedom) == pytest.approx(significant.mean(), abs=0.005)
+    for effect, error, freedom in ((0.1, 0.05, 2.0), (0.1, 0.03, 4.5), (0.02, 0.05, 30.0)):
+        generator = np.random.default_rng(0)
+        estimates = generator.normal(effect, error, draws)
+        errors = error * np.sqrt(generator.chisquare(freedom, draws) / freedom)
+        significant = np.abs(estimates) > stats.t.ppf(0.975, freedom) * errors
+        assert power(effect, error, freedom) == pytest.approx(significant.mean(), abs=0.005)
 
 
 def test_more_seeds_is_the_first_number_with_80_percent_power():
@@ -193,12 +189,13 @@ def test_the_outcome_follows_from_the_interval():
     assert outcome(None, None) == "undecided"
 
 
-@pytest.mark.parametrize(("gain", "discordance"), [(0.1, 0.3), (0.2, 0.4), (0.05, 0.2)])
-def test_the_number_of_scenarios_has_80_percent_power(gain, discordance):
+def test_the_number_of_scenarios_has_80_percent_power():
     """McNemar's test on simulated pairs."""
-    n = paired_scenarios(gain, discordance)
-    generator = np.random.default_rng(0)
-    gained, lost = (discordance + gain) / 2, (discordance - gain) / 2
-    counts = generator.multinomial(n, [gained, lost, 1 - discordance], size=20_000)
-    difference, changed = counts[:, 0] - counts[:, 1], counts[:, 0] + counts[:, 1]
-    assert (np.abs(difference) > 1.96 * np.sqrt(np.maximum(changed, 1))).mean() == pytest.approx(0.8, abs=0.025)
+    for gain, discordance in ((0.1, 0.3), (0.2, 0.4), (0.05, 0.2)):
+        n = paired_scenarios(gain, discordance)
+        generator = np.random.default_rng(0)
+        gained, lost = (discordance + gain) / 2, (discordance - gain) / 2
+        counts = generator.multinomial(n, [gained, lost, 1 - discordance], size=20_000)
+        difference, changed = counts[:, 0] - counts[:, 1], counts[:, 0] + counts[:, 1]
+        significant = np.abs(difference) > 1.96 * np.sqrt(np.maximum(changed, 1))
+        assert significant.mean() == pytest.approx(0.8, abs=0.025), (gain, discordance)
