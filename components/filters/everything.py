@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from components.filters.protocol import UNSCORED, ColumnFilter
+from components.filters.protocol import ColumnFilter
+from components.filters.reason_names import UNSCORED
 from components.specs.registered import registered
 
 if TYPE_CHECKING:

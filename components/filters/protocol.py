@@ -14,20 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from components.errors import Problem, SpecError
+from components.filters.reason_names import FAILED, UNSCORED
 from components.trajectories.reads import NOTHING, Reads
 from components.trajectories.schema import Selection, Trajectory
 
 if TYPE_CHECKING:
     from components.trajectories.columns import Array, EpisodeColumns
     from components.trajectories.sources import Source
-
-KEPT = "kept"
-"""Reason of every selection that keeps its trajectory, and of no other."""
-FAILED = "failed"
-"""Reason of every selection that drops a failed episode. All filters here drop failed episodes."""
-UNSCORED = "unscored"
-"""Reason of every selection that drops a finished episode without a reward. All filters here drop such episodes."""
-
 
 Groups = Callable[[], Iterator[Sequence[Trajectory]]]
 """Function that iterates over the collection from its start, one group (the trajectories of a scenario) at a time."""
