@@ -25,7 +25,6 @@ from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment import fork, teachers
 from flows.experiment.prerequisites import check_keys, refuse
-from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Records, RunRecord, recording
@@ -33,7 +32,7 @@ from flows.recipes.rehearsal import rehearse
 from flows.recipes.run import Run
 from flows.recipes.stage_calls import Prune
 from flows.release import approval, deployment
-from flows.stages.base import Context
+from flows.stages.base import Context, StageRunner
 from flows.terminal.arguments import CODE
 from flows.terminal.overrides import mask_overrides
 

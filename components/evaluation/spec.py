@@ -93,6 +93,10 @@ class EvaluateSpec(EpisodeLimits):
         """Return the settings that determine results, for stage keys. The stage adds the number of samples."""
         return self.declared(self.model_dump(mode="json", exclude=PATIENCE | {"every", "reward", "samples"}))
 
+    def to_the_end(self) -> EvaluateSpec:
+        """Return the settings of an evaluation that plays all scenarios."""
+        return self.model_copy(update={name: type(self).model_fields[name].default for name in SEQUENTIAL})
+
     @staticmethod
     def declared(data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the data of a spec without the settings of evaluations that stop, unless it is one."""

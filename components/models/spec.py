@@ -141,9 +141,9 @@ class ModelSpec(LocalModelSpec):
         """Return the settings that determine results of stages that train the model, for stage keys."""
         return {**self.model_dump(mode="json", exclude={"device"}), **self.content()}
 
-    def base(self) -> dict:
-        """Return the part that stages without training read, so that they stay cached when `lora` changes."""
-        return self.model_dump(exclude={"lora"})
+    def base(self) -> ModelSpec:
+        """Return the spec with the default of `lora`, for stages that do not train."""
+        return self.model_copy(update={"lora": LoraSpec()})
 
 
 class FrozenModelSpec(LocalModelSpec):

@@ -24,8 +24,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.compute.runners import GRACE, KeptProcessRunner
-from flows.experiment.requests import StageRunner
-from flows.stages.base import Request
+from flows.stages.base import Request, StageRunner
 
 if TYPE_CHECKING:
     from flows.execution.executor import Execution, FinishedStage

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from components.compute.runners import GRACE, ProcessRunner, RunnerStopped
 from components.errors import BudgetReached
 from flows.execution.overlap import Wrap
-from flows.experiment.requests import StageRunner
-from flows.stages.base import Request
+from flows.stages.base import Request, StageRunner
 
 if TYPE_CHECKING:
     from flows.execution.executor import Execution, FinishedStage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -69,9 +69,9 @@ class RewardModelPartSpec(LearnedSpec):
         """Return the rounds after which the model is retrained, in a run of `rounds` rounds."""
         return [number for number in range(1, rounds) if self.every and number % self.every == 0]
 
-    def learned(self) -> dict[str, Any]:
-        """Return the fields of LearnedSpec as JSON data."""
-        return self.model_dump(mode="json", include=set(LearnedSpec.model_fields))
+    def learned(self) -> LearnedSpec:
+        """Return the settings with which the model scores the rounds."""
+        return LearnedSpec(**{name: getattr(self, name) for name in LearnedSpec.model_fields})
 
 
 class ServeSpec(Spec):

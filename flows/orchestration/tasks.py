@@ -19,14 +19,13 @@ from flows.execution.executor import Execution, FinishedStage
 from flows.execution.overlap import BackgroundRunner, Concurrent
 from flows.execution.parallel import ParallelRunner, at_once
 from flows.execution.sharding import is_transient
-from flows.experiment.requests import StageRunner
 from flows.history.records import RunRecord
 from flows.orchestration import prefect_artifacts
 from flows.orchestration.prefect_log import PrefectLog
 from flows.orchestration.server import Api, PrefectServer
 from flows.reporting.results import Results
 from flows.stages import STAGES
-from flows.stages.base import Request
+from flows.stages.base import Request, StageRunner
 from flows.terminal.console import silence_prefect
 from flows.terminal.interrupt import Interruption
 

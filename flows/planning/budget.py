@@ -23,13 +23,12 @@ from components.errors import BudgetReached, Problem, SpecError
 from components.redaction import mask
 from flows.execution.executor import Execution
 from flows.execution.parallel import ParallelRunner, overlaps
-from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Notice, Records, RunRecord, StageRecord
 from flows.planning.run_plan import PlannedStage, RunPlan
 from flows.recipes.outcome import RunOutcome
 from flows.stages.anchors import is_anchor_label
-from flows.stages.base import Context, Request
+from flows.stages.base import Context, Request, StageRunner
 from flows.stages.execute import find_stage
 from flows.terminal.console import duration
 

@@ -32,7 +32,6 @@ from flows.execution.overlap import BackgroundResult, Work
 from flows.execution.parallel import T, overlaps
 from flows.experiment import teachers
 from flows.experiment.prerequisites import lacking
-from flows.experiment.requests import StageRunner
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Notice, Records, RunRecord
@@ -52,7 +51,7 @@ from flows.planning.sharded import (
 from flows.recipes.rehearsal import placeholder, rehearse
 from flows.recipes.run import Run
 from flows.stages import PLACED, STAGES
-from flows.stages.base import Context, Request
+from flows.stages.base import Context, Request, StageRunner
 from flows.stages.execute import check_schema, stage_and_spec
 
 if TYPE_CHECKING:

@@ -16,13 +16,12 @@ from functools import partial
 from components.artifacts import Artifact
 from flows.execution.overlap import BackgroundResult
 from flows.experiment.early_stopping import EvaluatedPolicy, why_stop
-from flows.experiment.requests import StageRunner
 from flows.history.records import Notice
 from flows.recipes.episodes import FED, Episodes, order_error, training_inputs
 from flows.recipes.reward_models import RewardModels
 from flows.recipes.stage_calls import PolicyVersion, StageCalls
 from flows.stages.anchors import CONTROL, FIRST, anchor_label, drift_metrics
-from flows.stages.base import Request
+from flows.stages.base import Request, StageRunner
 
 
 class JudgeAnchors:

@@ -19,13 +19,19 @@ from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import RunGuards
-from flows.experiment.requests import Requests, StageRunner
+from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Notice
 from flows.recipes.episodes import FED, Episodes, order_error, training_inputs
 from flows.recipes.outcome import RunOutcome
-from flows.stages.base import Request
+from flows.stages.base import Request, StageRunner
+from flows.stages.feedback import FeedbackStage
+from flows.stages.sample import SampleStage
+from flows.stages.validate import ValidateStage
+
+HELDOUT_PROMPTS = 8
+"""Number of held-out prompts that the policy answers before and after a training on imported data."""
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -188,10 +194,18 @@ class StageCalls:
         if not self.spec.data.holds_out:
             return
         step = policy.step if step is None else step
-        validation = self.requests.validate(data.trajectories, policy.checkpoint)
-        self.outcome.validations[name] = self.call(f"validate[{name}]", step, validation)
-        answers = self.requests.sample(data.trajectories, policy.checkpoint)
-        self.outcome.answers[name] = self.call(f"sample[{name}]", step, answers)
+        inputs = {"data": data.trajectories, "policy": policy.checkpoint}
+        likelihood = ValidateStage(model=self.spec.model, pack_tokens=self.spec.algorithm.pack_tokens)
+        request = self.requests.request("validate", likelihood, inputs)
+        self.outcome.validations[name] = self.call(f"validate[{name}]", step, request)
+        answers = SampleStage(
+            model=self.spec.model.base(),
+            inference=self.requests.inference,
+            max_tokens=self.spec.agent.max_tokens,
+            prompts=HELDOUT_PROMPTS,
+        )
+        request = self.requests.request("sample", answers, inputs)
+        self.outcome.answers[name] = self.call(f"sample[{name}]", step, request)
 
     def generate_tasks(self, author: JudgeModel, *, count: int, about: str, difficulties: Sequence[int]) -> Artifact:
         """Return tasks that a model writes for the tools of the environment's MCP server, as the stage `generate`. All
@@ -261,12 +275,14 @@ class StageCalls:
     def train_on_feedback(self, policy: PolicyVersion) -> PolicyVersion:
         """Return the policy after training on human feedback, evaluated as `feedback`. Without `feedback` return the
         policy itself."""
-        if self.start.feedback is None:
+        data = self.start.feedback
+        if data is None:
             return policy
         assert self.spec.feedback is not None
-        answers = self.call("feedback", policy.step, self.requests.feedback(self.start.feedback))
-        data = [Episodes.of("feedback", policy.step, answers)]
-        policy = self.train(data, "feedback", algorithm=self.spec.feedback.algorithm, start=policy)
+        stage = FeedbackStage(path=data.path, answers=data.answers, learns=tuple(self.spec.feedback.learns))
+        answers = self.call("feedback", policy.step, self.requests.request("feedback", stage, data.artifacts))
+        episodes = Episodes.of("feedback", policy.step, answers)
+        policy = self.train([episodes], "feedback", algorithm=self.spec.feedback.algorithm, start=policy)
         self.evaluate(policy, "feedback")
         return policy
 

@@ -224,6 +224,12 @@ class Request:
         return cls(**{**data, "allow": tuple(data.get("allow", ()))})
 
 
+class StageRunner(Protocol):
+    """Function that runs one stage and returns its artifact."""
+
+    def __call__(self, label: str, step: int, request: Request) -> Artifact: ...
+
+
 def unknown(request: Request) -> int | None:
     """Return None: the number is unknown, or the stage has none."""
     return None
@@ -356,4 +362,4 @@ def input_pattern(declared: str) -> str:
 
 def base_model(model: ModelSpec) -> dict[str, Any]:
     """Return the parts of a model spec that determine the results of stages that do not train, for the stage key."""
-    return {name: value for name, value in model.base().items() if name != "device"} | model.content()
+    return model.model_dump(exclude={"lora", "device"}) | model.content()

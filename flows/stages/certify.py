@@ -10,6 +10,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ PLAYED = 16
 """Number of scenarios that solver and chance play."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 """Keys of `collect` that determine the sampling distribution."""
+PACKAGES = ("peft", "torch", "transformers")
+"""Packages whose versions are part of a certificate's key."""
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the version of each of `PACKAGES`."""
+    return {package: version(package) for package in PACKAGES}
 
 
 class CertifyStage(StageSpec):

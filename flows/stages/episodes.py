@@ -293,7 +293,7 @@ def warm_engine(
     def build() -> ModelEngine:
         return engine_spec.build_roles(model, context, roles) if roles else engine_spec.build(model, context)
 
-    recipe = (model.base() | model.content(), engine_spec.model_dump(), roles)
+    recipe = (model.base(), model.content(), engine_spec.model_dump(), roles)
     engine: ModelEngine = context.warm.get(kind, recipe, build)
     if adapter is not None:
         engine.load_policy(trained_weights.digest(adapter), str(adapter))

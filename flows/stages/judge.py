@@ -98,7 +98,7 @@ REWARD_MODEL = "reward_model"
 """Input name of the first reward model; the others have their number as a suffix."""
 
 
-def reward_models(keys: Sequence[T]) -> dict[str, T]:
+def models_by_input(keys: Sequence[T]) -> dict[str, T]:
     """Return the reward models by input name."""
     return {REWARD_MODEL if number == 1 else f"{REWARD_MODEL}_{number}": key for number, key in enumerate(keys, 1)}
 

@@ -23,6 +23,7 @@ from flows.planning.plan import plan
 from flows.reporting.lineage import show
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
+from flows.stages.feedback import FeedbackStage
 from tests.flows.annotated import EPISODES, played
 from tests.flows.declarations import check_artifact
 from tests.flows.pretend import run_stages, spec_of
@@ -184,13 +185,18 @@ def test_scores_that_make_no_difference_are_refused(tmp_path):
         spec_of(tmp_path, feedback={"path": "x", "algorithm": {"name": "grpo"}})
 
 
+def request_of(tmp_path, spec, data):
+    stage = FeedbackStage(path=data.path, answers=data.answers, learns=spec.learns)
+    return Requests(spec_of(tmp_path, feedback=spec.model_dump())).request("feedback", stage, data.artifacts)
+
+
 def test_an_answer_given_after_the_start_is_not_mixed_in(tmp_path):
     run = played(tmp_path)
     context, here = Context.at(tmp_path), run.stage("collect[1]").digest
     spec = said(tmp_path, rated(EPISODES[0], 5, artifact=here))
     found = feedback.resolve(spec, context.store)
 
-    request = Requests(spec_of(tmp_path, feedback=spec.model_dump())).feedback(found)
+    request = request_of(tmp_path, spec, found)
     append(tmp_path / "said.jsonl", [rated(EPISODES[1], 1, artifact=here)])
     with pytest.raises(ResourceError, match="changed after the start of the run"):
         run_stage(request, context)
@@ -207,4 +213,4 @@ def test_held_out_episodes_alone_teach_nothing(tmp_path):
     with pytest.raises(
         SpecError, match="has nothing to train on: no scores or corrections of finished episodes of split train"
     ):
-        run_stage(Requests(spec_of(tmp_path, feedback=spec.model_dump())).feedback(found), context)
+        run_stage(request_of(tmp_path, spec, found), context)

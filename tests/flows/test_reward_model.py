@@ -44,7 +44,7 @@ def test_it_is_trained_after_the_warmup_and_judges_the_rounds(tmp_path):
     for number in (1, 2):
         inputs = run.requests[f"judge[{number}]"].inputs
         assert inputs == {"trajectories": run.keys[f"collect[{number}]"], "reward_model": run.keys["train[reward]"]}
-    assert "learned" not in run.requests["judge[reward]"].spec
+    assert run.requests["judge[reward]"].spec["learned"] is None
     assert run.requests["evaluate[final]"].inputs == {"policy": run.keys["train[2]"]}  # by the declared reward
     assert {step: [one.key for one in found] for step, found in run.outcome.reward_models.items()} == {
         0: [run.keys["train[reward]"]]
@@ -156,7 +156,7 @@ def test_after_a_round_each_model_goes_on_from_its_last_state_and_judges_the_nex
     assert [one.inputs["policy"] for one in shown] == [run.keys[f"train[{at}]"] for at in ("sft", 1, 2)]
     assert [one.spec["round"] for one in shown] == [0, 1, 2]  # other scenarios, other seeds of episodes
     assert len({(one.seed, json.dumps(one.spec["collect"])) for one in shown}) == 1
-    assert "learned" not in run.requests["judge[reward@1]"].spec
+    assert run.requests["judge[reward@1]"].spec["learned"] is None
     for member in ("reward", "reward 2"):
         assert run.requests[f"train[{member}@2]"].inputs == {
             "trajectories": run.keys["collect[reward@2]"],

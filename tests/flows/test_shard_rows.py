@@ -80,7 +80,7 @@ def request_of(stage, split, tmp_path):
     if stage == "import":
         return requests.import_data()
     if stage == "judge":
-        part = {"reward": split.reward.model_dump(), "model": split.model.base()}
+        part = {"reward": split.reward.model_dump(), "model": split.model.base().model_dump()}
         return Request("judge", part, {"trajectories": INPUTS["trajectories"]})
     if stage == "filter":
         return Request("filter", {"filter": SUCCESSFUL}, INPUTS)

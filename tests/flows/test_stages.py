@@ -210,7 +210,7 @@ class Scripted:
 
 def warm_with(context, engine):
     warm = Warm()
-    warm.get("engine", (ModelSpec(**MODEL).base(), EmbeddedSpec().model_dump(), []), lambda: engine)
+    warm.get("engine", (ModelSpec(**MODEL).base(), {}, EmbeddedSpec().model_dump(), []), lambda: engine)
     return replace(context, warm=warm)
 
 

@@ -16,7 +16,7 @@ from tests.deployment.tiny import TINY
 from tests.inference.fake import environment
 from tests.refusals import wrong_refusals
 
-MODEL = {**TINY.base(), "max_length": 4096}
+MODEL = {**TINY.model_dump(exclude={"lora"}), "max_length": 4096}
 SHOP = {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4}
 PART = {"model": MODEL, "environment": SHOP, "agent": {"max_turns": 2, "max_tokens": 32}}
 

@@ -191,7 +191,7 @@ def requests(model: Path) -> dict[str, Request]:
     """A request of each kind of stage that computes with the model."""
     from tests.flows.test_online_rl import DATA
 
-    base = hub(model).base()
+    base = hub(model).model_dump(exclude={"lora"})
     reward = DATA["reward"]
     agent = DATA.get("agent", {})
     return {

@@ -134,7 +134,7 @@ class VllmSpec(EngineSpec):
         from components.inference.vllm.server import VllmServer
         from components.models.weights import prepare
 
-        recipe = [model.base() | model.content(), self.model_dump(mode="json", include=set(SERVER_FIELDS))]
+        recipe = [model.base().model_dump(), model.content(), self.model_dump(mode="json", include=set(SERVER_FIELDS))]
 
         def start() -> VllmServer:
             log = host.cache.parent / "logs" / f"vllm-{Path(model.name).name}.log"
