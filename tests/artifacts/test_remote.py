@@ -387,17 +387,19 @@ def test_an_address_that_cannot_be_used_is_refused_with_what_to_do(machine, tmp_
 
 
 def test_a_store_needs_permission_to_read_write_list_and_delete(machine, aws, monkeypatch):
+    reader = aws.user("s3:Get*", "s3:List*", "s3:Head*")
+    user = aws.user("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")
     aws.enforce(True)
     try:
         message = refused(machine("a"))
         assert "Grant permission to read, write, list and delete there" in message
         assert "AWS_ACCESS_KEY_ID" in message
-        for name, value in aws.user("s3:Get*", "s3:List*", "s3:Head*").items():
+        for name, value in reader.items():
             monkeypatch.setenv(name, value)
         message = refused(machine("a"))
         assert "cannot write" in message
         assert "Grant permission to read, write, list and delete there" in message
-        for name, value in aws.user("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket").items():
+        for name, value in user.items():
             monkeypatch.setenv(name, value)
         machine("a").check()
         make(machine("a"))

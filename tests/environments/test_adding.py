@@ -102,9 +102,9 @@ def test_the_tiny_model_plays_an_added_environment_and_the_documentation_lists_i
 
 def test_the_tests_of_the_configuration_cover_an_added_environment(checkout):
     """pytest fails if a named test does not exist."""
-    configs, option = "tests/test_configs.py", "[environment/coins]"
+    configs = "tests/test_configs.py"
     checkout.test(
-        f"{configs}::test_it_composes_into_a_valid_experiment_with_every_key_written_out{option}",
+        f"{configs}::test_options_compose_into_valid_experiments_with_every_key_written_out[environment]",
         f"{configs}::test_every_file_begins_with_a_comment_that_says_what_it_is",
         f"{configs}::test_every_file_is_plain_yaml_without_repeated_keys",
         f"{configs}::test_all_files_are_options_of_a_group",

@@ -75,9 +75,9 @@ def test_an_added_reward_judges_episodes_of_the_tiny_model_and_the_documentation
 
 def test_the_tests_of_the_configuration_cover_an_added_reward(checkout):
     """pytest fails if a named test does not exist."""
-    configs, option = "tests/test_configs.py", "[reward/terse]"
+    configs = "tests/test_configs.py"
     checkout.test(
-        f"{configs}::test_it_composes_into_a_valid_experiment_with_every_key_written_out{option}",
+        f"{configs}::test_options_compose_into_valid_experiments_with_every_key_written_out[reward]",
         f"{configs}::test_every_file_begins_with_a_comment_that_says_what_it_is",
         f"{configs}::test_every_file_is_plain_yaml_without_repeated_keys",
         f"{configs}::test_all_files_are_options_of_a_group",
