@@ -3,8 +3,8 @@
 A request that fails, is cut short or returns an invalid response is retried with exponential backoff, or after the
 delay that the server asks for. After `retry_for` seconds it fails. A permanent error is raised at once: as
 ResourceError if every other request would fail as well (rejected key, unknown model), or if the server is unreachable
-at first contact (`components.retry`). `ChatClient` is that of OpenAI's chat completions, for every language model
-behind a URL: an engine, a judge, a deployment, a model that an environment calls.
+at first contact (`components.retry`). `ChatClient` is that of OpenAI's chat completions, for engines, judges and
+deployments behind a URL.
 
 Replies are bounded (`components.bounded_reply`): bytes, values, total time, no compression.
 
@@ -353,10 +353,7 @@ class ChatClient(Client):
 
     def _missing(self, reply: Reply, text: str, model: str) -> Exception | None:
         if reply.status == 404:
-            path = self._patience.path
-            return ResourceError(
-                f"{self.url} has no /chat/completions or no model {model} ({text}); see {path}.url and {path}.model"
-            )
+            return ResourceError(f"{self.url} has no /chat/completions or no model {model} ({text})")
         return None
 
 

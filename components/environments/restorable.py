@@ -57,5 +57,5 @@ class RestorableActions(TextEnvironment):
     def _act(self, text: str) -> str:
         if self.done:
             self.invalid_actions += 1
-            return "error: the episode is over"
+            return f"{self.refusal}: the episode is over"
         return super()._act(text)

@@ -84,7 +84,7 @@ class ToolEnvironment(abc.ABC):
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """Return all scenarios of a split in a fixed order; empty if the split does not exist."""
-        if not hasattr(self, "_scenarios"):
+        if not hasattr(type(self), "_scenarios") and "_scenarios" not in vars(self):
             raise TypeError(f"{type(self).__name__} defines neither scenarios(split) nor _scenarios")
         return [scenario for scenario in self._scenarios if scenario.split == split]
 

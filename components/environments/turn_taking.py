@@ -53,7 +53,7 @@ class TurnEnvironment(TextEnvironment):
         if len(self.players) == 1:
             return step
         results = [message["content"] for message in step.observation if message["role"] == "tool"]
-        move = next((index for index, text in enumerate(results) if not text.startswith("error: ")), 0)
+        move = next((index for index, text in enumerate(results) if not text.startswith(f"{self.refusal}: ")), 0)
         self.calls[self.mover] = [
             [call["id"], None if index == move else text]
             for index, (call, text) in enumerate(zip(action.get("tool_calls") or [], results, strict=True))
@@ -76,7 +76,7 @@ class TurnEnvironment(TextEnvironment):
     def _act(self, text: str) -> str:
         if len(self.players) > 1 and self.turn != self.mover:
             self.invalid_actions += 1
-            return "error: one move a turn"
+            return f"{self.refusal}: one move a turn"
         self.last_observation = super()._act(text)
         return self.last_observation
 

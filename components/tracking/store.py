@@ -71,8 +71,8 @@ def connect(uri: str, artifacts: Path) -> MlflowClient:
 
 
 def check(uri: str) -> None:
-    """Raise ResourceError if `uri` names an existing SQLite database that cannot be used. Imports only the standard
-    library."""
+    """Raise ResourceError if `uri` names an existing SQLite database that cannot be used. Does not import
+    MLflow."""
     if uri.startswith(_SQLITE) and (database := Path(uri.removeprefix(_SQLITE)).absolute()).exists():
         _check_database(database)
 

@@ -195,6 +195,8 @@ def test_configuration_errors_are_named(subtests):
 def test_duplicate_scenarios_are_reported():
     with pytest.raises(SpecError, match=r"environment\.vary: returns 1 distinct scenarios"):
         small(vary=same).scenarios("train")
+    with pytest.raises(AttributeError, match="kwargs"):
+        small(vary=lambda seed: None).scenarios("train")
 
 
 def test_long_observations_are_truncated():

@@ -247,7 +247,7 @@ def test_what_every_request_would_meet_ends_the_stage_with_what_to_set(subtests)
     for reply, said in [
         (replies.WRONG_KEY, "refuses the key"),
         (replies.refused(403, "no access"), "refuses the key"),
-        (replies.NO_MODEL, "no model judge"),
+        (replies.NO_MODEL, "no model judge .*see reward.model.url and reward.model.model"),
         (replies.NO_QUOTA, "has no credit left"),
         (replies.refused(402, "Insufficient credits"), "has no credit left"),
     ]:

@@ -14,7 +14,7 @@ Sampled tokens and their log-probabilities are read from the trajectories; nothi
 share a prefix share its computation (`packing`). Groups without spread contribute nothing; a batch of only such groups
 leaves the adapter and the optimizer unchanged, byte for byte.
 
-The guard `amplified_rewards` reads what `algorithm.scale` divides by (`scale_measures`): dividing by the standard
+The guard `amplified_rewards` reads what `algorithm.scale` divides by (`scaling_metrics`): dividing by the standard
 deviation gives a group whose returns hardly differ the same weight as a group with failures and successes (the
 difficulty bias of Dr. GRPO, arXiv:2503.20783, section 3.1): a length penalty of 0.001 among equal rewards becomes an
 advantage of about 1. Compared with the range of rewards, the divisor says by how much.

@@ -43,7 +43,7 @@ class Learning:
         self.first: dict[str, int] = {}
         """Number of the first sampled token, by trajectory, for packs that carry token numbers."""
         self.scaling: dict[str, float] = {}
-        """Metrics of what the returns are divided by (`scaling`)."""
+        """Metrics of what the returns are divided by (`trainer.scaling_metrics`)."""
 
     def packs(self, trajectories: Sequence[Trajectory], batch: Sequence[Trajectory] | None = None) -> Packs:
         """Return the packs of the trajectories. batch: trajectories over which the loss is reduced; None: these."""

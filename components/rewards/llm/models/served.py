@@ -141,6 +141,11 @@ class ChatJudge:
             if code in ("unsupported_parameter", "unsupported_value"):
                 hint = "leave it out: +reward.model.extra.max_tokens=null, or the parameter that the message names"
                 return ResourceError(f"{self.label} does not support a parameter ({text}); {hint}")
+            if reply.status == 404 and isinstance(self._client, ChatClient):
+                return ResourceError(
+                    f"{self._client.url} has no /chat/completions or no model {self._spec.label} ({text}); see "
+                    "reward.model.url and reward.model.model"
+                )
             return None
 
         return mapped_error
