@@ -98,7 +98,7 @@ test-vllm: $(if $(findstring $(VLLM)/,$(VLLM_PYTHON)),vllm,setup)  ## the tests 
 test-slurm: setup  ## a Slurm cluster on this machine, SkyPilot against it, and their tests; as root on Debian
 	tests/slurm/run $(RUN)
 
-check: setup docs  ## lint, format, types, import rules, docs
+check: setup docs  ## lint, format, types, import rules, the site of the documentation
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy

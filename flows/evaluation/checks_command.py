@@ -81,7 +81,10 @@ class ChecksCommand:
         except KeyboardInterrupt:
             return 130
         data = {**checked.data, "html": str(page)}
-        print(json.dumps(data) if options.json else printable_lines(_table(checked, page)), flush=True)
+        print(
+            json.dumps(data) if options.json else printable_lines(_table(checked, page)),
+            flush=True,
+        )
         return 0 if data["passed"] else 1
 
     def _parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -113,5 +116,6 @@ def _table(checked: CheckedSubject, page: Path) -> list[str]:
             for name, value in check["figures"].items()
         )
         lines.append(f"{check['status']:8}{check['name']:{width}}{figures}".rstrip())
-        lines += [f"{'':{8 + width}}{text}" for text in (check["reason"], check.get("remedy")) if text]
+        texts = [line for text in (check["reason"], check.get("remedy")) if text for line in text.splitlines()]
+        lines += [f"{'':{8 + width}}{text}" for text in texts]
     return [*lines, f"page: {page}", f"{checked.title}: {'passed' if checked.data['passed'] else 'failed'}"]

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.default_element import ResultDefault
@@ -52,16 +53,25 @@ SIZE = "size"
 """Config group that is merged last."""
 IDENTITY = ("_target_", "name")
 """Keys that identify a block."""
-_FileVersion = tuple[str, int, int]
-"""Path, size and modification time in nanoseconds."""
+_FileVersion = tuple[str, int, int, int]
+"""Path, size, and times of modification and change in nanoseconds."""
+
+
+class _ParsedFiles(threading.local):
+    """Parsed files of a thread, by provider and folder of the source and name of the config: copies of OmegaConf's
+    nodes are not safe with threads."""
+
+    def __init__(self) -> None:
+        self.by_place: dict[tuple[str, str, str], tuple[_FileVersion, ConfigResult]] = {}
+
+
+_PARSED = _ParsedFiles()
 
 
 class Repository(ConfigRepository):
-    """Config repository that parses a file once per process, and again after an edit.
+    """Config repository that parses a file once per thread, and again after an edit.
 
     Parsed files are shared: whoever merges one into a config copies it first."""
-
-    _parsed: ClassVar[dict[tuple[str, str, str], tuple[_FileVersion, ConfigResult]]] = {}
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
@@ -69,11 +79,11 @@ class Repository(ConfigRepository):
         if source is None or version is None:
             return super().load_config(config_path)
         place = (source.provider, source.path, config_path)
-        known, result = self._parsed.get(place, (None, None))
+        known, result = _PARSED.by_place.get(place, (None, None))
         if known != version:
             result = super().load_config(config_path)
             assert result is not None
-            self._parsed[place] = version, result
+            _PARSED.by_place[place] = version, result
         return result
 
 
@@ -194,15 +204,15 @@ class _Choice:
 
 
 def _file_version(source: ConfigSource, config_path: str) -> _FileVersion | None:
-    """Return what identifies the content of a config: the path, size and time of its file. None for a config without
+    """Return what identifies the content of a config: the path, size and times of its file. None for a config without
     a file. The configs of installed packages do not change while the process runs."""
     if source.scheme() == "pkg":
-        return source.path, 0, 0
+        return source.path, 0, 0, 0
     if source.scheme() != "file":
         return None
     path = os.path.realpath(os.path.join(source.path, source._normalize_file_name(config_path)))
     status = os.stat(path)
-    return path, status.st_size, status.st_mtime_ns
+    return path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _existing(changes: DictConfig, config: DictConfig) -> DictConfig:

@@ -6,6 +6,7 @@ is replaced by the nearest one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -44,18 +45,19 @@ class ConfigTree:
 
     def __init__(self, config_dir: str | Path | None = None):
         self.loader = Loader(config_dir, files_are_final=True)
-        self._composing = threading.Lock()
         self.is_group = functools.cache(self._is_group)
         self._options = functools.cache(self.loader.repository.get_group_options)
         self._load = functools.lru_cache(MOST_COMPOSED)(self._compose)
 
     @classmethod
     def of_project(cls) -> ConfigTree:
-        """Return the tree without a user's folder. All callers share it until a file or the working directory, which is
-        part of a config, changes."""
-        files = [entry for folder, _, _ in os.walk(CONF) for entry in os.scandir(folder)]
-        states = [(entry.path, (status := entry.stat()).st_size, status.st_mtime_ns) for entry in files]
-        return _project_tree(os.getcwd(), frozenset(states))
+        """Return the tree without a user's folder. The callers in a thread share it until a file or the working
+        directory, which is part of a config, changes."""
+        state = os.getcwd(), _file_states()
+        if getattr(_OF_THREAD, "state", None) != state:
+            _OF_THREAD.tree, _OF_THREAD.state = cls(), state
+        tree: ConfigTree = _OF_THREAD.tree
+        return tree
 
     def _is_group(self, key: str) -> bool:
         """Return True if the key is a config group."""
@@ -185,10 +187,20 @@ class ConfigTree:
         return self._load(tuple(lines))
 
     def _compose(self, lines: tuple[str, ...]) -> DictConfig:
-        with self._composing:
-            return self.loader.load_configuration(PRIMARY, list(lines), RunMode.RUN)
+        return self.loader.load_configuration(PRIMARY, list(lines), RunMode.RUN)
 
 
-@functools.lru_cache(maxsize=1)
-def _project_tree(working_directory: str, files: frozenset[tuple[str, int, int]]) -> ConfigTree:
-    return ConfigTree()
+_OF_THREAD = threading.local()
+"""Tree of the project and the state of its files. Hydra's loader and copies of configs are not safe with threads."""
+
+
+def _file_states() -> frozenset[tuple[str, int, int, int]]:
+    """Return path, size and times of each file of the project's configuration, without broken links."""
+    states = set()
+    for folder, _, names in os.walk(CONF):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                path = os.path.join(folder, name)
+                status = os.stat(path)
+                states.add((path, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return frozenset(states)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
 from components.errors import SpecError
+from components.inference.spec import EmbeddedSpec
 from components.rewards.llm.spec import JudgeModel, asks_policy
 from components.rollout.spec import WAYS, CollectSpec
 from components.specs import Target
@@ -367,12 +368,13 @@ class Requests:
         split: str = SPLIT,
     ) -> CollectStage:
         """Return the stage that collects episodes. environment: None: that of the experiment, as for evaluations."""
+        engine = EmbeddedSpec() if actor == "solver" else teacher.inference if teacher else self.inference
         return CollectStage(
             model=self.spec.model.base(),
             environment=environment or self.spec.required_environment,
             agent=self.spec.agent,
             collect=collect,
-            inference=teacher.inference if teacher else self.inference,
+            inference=engine,
             actor=actor,
             teacher=teacher.model if teacher else None,
             round=round,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flows.terminal.arguments import KEY
+from flows.terminal.interrupt import EXIT_CODE
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Subcommands:
     """Subcommand without a name on the command line; None: a name is required."""
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run the subcommand that the first argument names; `root=DIR` may precede it. Return its exit code, or 2 if
-        there is no such subcommand."""
+        """Run the subcommand that the first argument names; `root=DIR` may precede it. Return its exit code, 2 if there
+        is no such subcommand, or 130 if it was interrupted."""
         arguments = list(sys.argv[1:] if argv is None else argv)
         if arguments[:1] in (["-h"], ["--help"]):
             print(self.help(), end="")
@@ -50,7 +51,10 @@ class Subcommands:
             print(f"{self._program}: {problem}; {advice}", file=sys.stderr)
             return 2
         module, _, function = self.table[name].function.partition(":")
-        code: int = getattr(importlib.import_module(module), function)(arguments)
+        try:
+            code: int = getattr(importlib.import_module(module), function)(arguments)
+        except KeyboardInterrupt:
+            return EXIT_CODE
         return code
 
     @property

@@ -83,6 +83,14 @@ def test_the_folder_stands_anywhere_among_the_arguments(tmp_path, monkeypatch, c
             assert (code, f"{tmp_path}/there" in said) == (2, True), line
 
 
+def test_an_interrupted_subcommand_ends_with_130(tmp_path, monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.runs.clean.main", interrupted)
+    assert SUBCOMMANDS["runs"].main(["clean", f"root={tmp_path}"]) == 130
+
+
 def test_the_folder_may_precede_the_subcommand(tmp_path, capsys):
     assert SUBCOMMANDS["runs"].main([f"root={tmp_path}/there", "tag", "latest", "baseline"]) == 2
     assert f"{tmp_path}/there" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import itertools
 import re
 import shutil
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,7 @@ def test_an_edited_file_is_composed_again(folder, tmp_path_factory, monkeypatch)
     def composed() -> tuple[str, str]:
         return compose().reward.target, compose(["+experiment=inline"], config_dir=folder).name
 
+    (project / "reward" / ".#outcome.yaml").symlink_to("user@host.1")  # as an editor locks a file
     assert composed() == (option("reward", "outcome")["_target_"], "inline")
     edit(project / "config.yaml", "reward: outcome", "reward: returned")
     edit(folder / "experiment" / "inline.yaml", "name: inline", "name: edited")
@@ -194,6 +196,18 @@ def test_a_composition_leaves_the_next_one_as_it_would_be_alone():
     alone = [_data(ConfigTree(), line) for line in (lines, *others)]
     shared = ConfigTree()
     assert [_data(shared, line) for line in (lines, *others, lines, *others)] == alone * 2
+
+
+def test_threads_compose_what_each_would_compose_alone():
+    lines = [
+        ["+experiment=smoke", "warmup=none"],
+        ["+experiment=quickstart", "seed=3"],
+        ["+experiment=quickstart", "algorithm=ppo"],
+    ]
+    alone = [compose(line) for line in lines]
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(compose, lines * 3))
+    assert together == alone * 3
 
 
 def _data(tree: ConfigTree, lines: list[str]) -> Any:

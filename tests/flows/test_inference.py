@@ -7,7 +7,8 @@ import pytest
 from components.errors import ResourceError, SpecError
 from components.inference.server import ModelServer
 from components.trajectories.store import read_trajectories
-from flows.experiment.compose import check
+from flows.experiment.compose import check, compose
+from flows.experiment.requests import Requests
 from flows.stages.base import Request
 from flows.stages.execute import run_stage
 from tests.deployment.tiny import TINY
@@ -78,3 +79,10 @@ def test_training_on_episodes_without_tokens_is_refused():
         check([*command, "inference.tokens=false"])
     with pytest.raises(SpecError, match=r"inference\.url"):
         check(["+experiment=smoke", "inference=remote"])
+
+
+def test_the_solver_needs_no_server():
+    """Else its stage would need --trust, and would count as one that cannot be repeated."""
+    spec = compose(["+experiment=smoke", "inference=remote", "inference.url=http://127.0.0.1:1", "inference.model=m"])
+    assert Requests(spec).demonstrate().spec["inference"]["name"] == "embedded"
+    assert Requests(spec).collect(None, 1).spec["inference"]["name"] == "remote"
