@@ -12,10 +12,11 @@ from components.algorithms.sft.trainer import examples
 from components.models.weights import load_tokenizer, prepare
 from components.trajectories.chat import ChatFormat
 from components.trajectories.store import read_trajectories
+from flows.recipes.stage_calls import HELDOUT_PROMPTS
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
-from flows.stages.sample import read_answers
-from flows.stages.validate import summary_text
+from flows.stages.sample import SampleStage, read_answers
+from flows.stages.validate import ValidateStage, summary_text
 from tests.algorithms.builders import plain_logprobs
 from tests.data import rows as samples
 from tests.flows.declarations import check_artifact
@@ -29,12 +30,17 @@ def context(tmp_path_factory):
     context.warm.close()
 
 
+def validated(made, data, policy, context):
+    stage = ValidateStage(model=made.spec.model, pack_tokens=made.spec.algorithm.pack_tokens)
+    return run_stage(made.request("validate", stage, {"data": data, "policy": policy}), context)[0]
+
+
 def test_the_likelihoods_are_those_of_a_plain_model(context, tmp_path):
     from transformers import AutoModelForCausalLM
 
     made = requests(context.cache.parent, write(tmp_path / "a.jsonl", samples.FORMS["preference"]), heldout=0.5)
     data, _ = run_stage(made.import_data(), context)
-    artifact, _ = run_stage(made.validate(data, None), context)
+    artifact = validated(made, data, None, context)
     assert check_artifact(artifact.path) == "validate"
     measured = [json.loads(line) for line in (artifact.path / "likelihoods.jsonl").read_text().splitlines()]
     episodes = {episode.id: episode for episode in read_trajectories(data.path / "heldout" / "trajectories.parquet")}
@@ -61,7 +67,7 @@ def test_the_likelihoods_are_those_of_the_policy(context, tmp_path):
     data, _ = run_stage(made.import_data(), context)
     fed = dict.fromkeys(("trajectories", "scores", "selection"), data)
     checkpoint, _ = run_stage(made.train(fed, 1, start=None, reference=None), context)
-    base, trained = (run_stage(made.validate(data, policy), context)[0] for policy in (None, checkpoint))
+    base, trained = (validated(made, data, policy, context) for policy in (None, checkpoint))
     assert base.metrics["loss"] != trained.metrics["loss"]
     assert base.metrics["rows"] == trained.metrics["rows"]
 
@@ -71,7 +77,8 @@ def test_the_sampled_answers_are_those_of_greedy_decoding_with_a_plain_model(con
 
     made = requests(context.cache.parent, write(tmp_path / "a.jsonl", samples.FORMS["preference"]), heldout=0.5)
     data, _ = run_stage(made.import_data(), context)
-    artifact, _ = run_stage(made.sample(data, None), context)
+    stage = SampleStage(model=made.spec.model.base(), max_tokens=made.spec.agent.max_tokens, prompts=HELDOUT_PROMPTS)
+    artifact, _ = run_stage(made.request("sample", stage, {"data": data}), context)
     assert check_artifact(artifact.path) == "sample"
     answers = read_answers(artifact.path)
     assert len(answers) == artifact.metrics["answers"] == data.metrics["heldout"] > 0
