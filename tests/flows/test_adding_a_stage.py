@@ -46,8 +46,10 @@ STAGE = Stage(
 '''
 BEFORE = "    policy, _ = run.warm_up(run.begin())\n"
 LINE = """\
+    from flows.stages.tally import TallyStage
+
     inputs = {"episodes": run.outcome.evaluations["start"]}
-    run.call("tally", policy.step, run.requests.request("tally", {"weight": 2.0}, inputs))
+    run.call("tally", policy.step, run.requests.request("tally", TallyStage(weight=2.0), inputs))
 """
 
 USE = """
