@@ -8,9 +8,11 @@ import itertools
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from pydantic import ValidationError
@@ -121,8 +123,11 @@ def test_an_unreachable_address_is_an_error_at_first_contact():
     with judge_server([], models=MODELS) as server:
         pass
     message = r"reward\.model: openai/.* at http.* is unreachable: .*reward\.model\.wait_for=SECONDS"
-    with pytest.raises(ResourceError, match=message):
-        ask(server, retry_for=600)
+    with socket.socket() as reserved:  # nobody else gets the port
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", urlsplit(server.url).port))
+        with pytest.raises(ResourceError, match=message):
+            ask(server, retry_for=60)
 
 
 def test_an_answer_that_takes_too_long_is_not_waited_for():
