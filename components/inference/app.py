@@ -53,15 +53,15 @@ from components.inference.protocol import (
     Engine,
     Increment,
     MonitoredEngine,
+    TextCompletion,
+    TextRequest,
     gather_completions,
 )
 from components.inference.refusals import refusal
-from components.inference.request_bodies import RequestBody, read_body
-from components.inference.request_tools import LONGEST_NAME
+from components.inference.request_bodies import LONGEST_NAME, RequestBody, read_body
 from components.inference.response_stream import ResponseEvents
 from components.inference.streaming import Events, Feed, unless_disconnected
-from components.inference.text_protocol import TextCompletion, TextRequest
-from components.inference.token_logprobs import Decode
+from components.inference.token_texts import Decode
 
 Answer = TypeVar("Answer")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from components.inference.protocol import CallDelta, ChatCompletion, Increment
 from components.inference.streaming import SentCall, Unsent, rest_of
-from components.inference.token_logprobs import Decode, logprobs_of
+from components.inference.token_texts import Decode, logprobs_of
 from components.inference.wire import ChatCompletionsRequest, openai_message, usage_of
 
 Chunk = dict[str, Any]

@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from components.inference.protocol import TokenLogprobs
+from components.inference.protocol import TextCompletion, TextIncrement, TextRequest, TokenLogprobs
 from components.inference.streaming import Unsent, rest_of
 from components.inference.text_completions import CompletionsRequest
-from components.inference.text_prompts import TokenTexts
-from components.inference.text_protocol import TextCompletion, TextIncrement, TextRequest
-from components.inference.token_logprobs import Decode, SampledTokens
+from components.inference.token_texts import Decode, SampledTokens, TokenTexts
 
 Chunk = dict[str, Any]
 

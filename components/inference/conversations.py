@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.errors import ContextOverflow
+from components.inference.growing_text import text_before
 from components.inference.protocol import ChatCompletion, ChatRequest
-from components.inference.stop_strings import text_before
 from components.trajectories.chat import ChatFormat
 
 REMEMBERED_ANSWERS = 8192

@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any
 
 from components.errors import EngineBusy, EngineError, Problem, SpecError
-from components.inference.finite_numbers import with_finite_numbers
 from components.inference.grammar_compiler import Matcher, TrialAbandoned, Vocabulary, compile_in_child, new_matcher
 from components.inference.grammar_text import (
     compact,
@@ -33,9 +32,15 @@ from components.inference.grammar_text import (
     tagged_or_json,
     tagged_or_text,
 )
-from components.inference.response_form import ResponseForm, parameter_of
-from components.inference.schema_checks import MAX_CHARACTERS, MAX_NESTING, exceeded_limit, special_literal
-from components.inference.token_bytes import TokenBytes
+from components.inference.json_schemas import (
+    MAX_CHARACTERS,
+    MAX_NESTING,
+    exceeded_limit,
+    special_literal,
+    with_finite_numbers,
+)
+from components.inference.protocol import ResponseForm, parameter_of
+from components.inference.token_texts import token_bytes
 from components.specs.wording import shortened
 from components.trajectories.chat import ChatFormat
 
@@ -189,14 +194,17 @@ class Grammars:
         with self._lock:
             if self._tokenizer is None:
                 try:
-                    tokens = TokenBytes(self._chat.tokenizer, self._vocabulary)
+                    known, special = token_bytes(self._chat.tokenizer, self._vocabulary)
                     stops = sorted(token for token in self._stop_ids if token < self._vocabulary)
-                    vocabulary = Vocabulary(tokens.tokens, tokens.special_token_ids, stops, self._vocabulary)
-                    self._tokenizer = vocabulary, vocabulary.tokenizer(tokens)
+                    vocabulary = Vocabulary(known, special, stops, self._vocabulary)
+                    self._tokenizer = vocabulary, vocabulary.tokenizer(self._encode)
                 except ValueError as error:
                     text = f"llguidance does not support this model's tokenizer: {error}"
                     raise SpecError([Problem(parameter, text)]) from None
             return self._tokenizer
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._chat.tokenizer(text, add_special_tokens=False).input_ids)
 
     def text(self, form: ResponseForm, tools: Sequence[dict[str, Any]]) -> str:
         """Return the Lark grammar of a form, whose first rule is `start`. Raises SpecError as `matcher`, for tools, and

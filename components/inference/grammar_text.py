@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from components.errors import Problem, SpecError
-from components.inference.finite_numbers import with_finite_numbers
+from components.inference.json_schemas import with_finite_numbers
 from components.trajectories.tool_calls import WORD
 
 WHITESPACE = r"[\x20\x0A]{1,16}"

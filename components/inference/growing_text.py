@@ -5,7 +5,7 @@ a prefix of it, whatever is sampled next. So text is held back that may be the b
 
 - a character: its last bytes are not sampled yet. Decoders write U+FFFD in their place; tokens of single bytes
   (`<0xE2>`) are held back until the next other token, because an invalid byte changes the text of all of them;
-- a stop string (`components.inference.stop_strings`);
+- a stop string;
 - a tool call, or white space around calls (`components.trajectories.tool_calls`). From the first possible call on, the
   text is held back until the response ends, because an invalid call makes all of it text. Tagged calls are reported
   as they are sampled, see below;
@@ -24,6 +24,11 @@ client has arguments that it could execute.
 
 Calls of the pythonic form are not reported while they grow: their values are Python literals, whose strings, tuples and
 `**{...}` would need a parser of their own that writes JSON from an unfinished text.
+
+Stop strings are texts that end a response. Tokens are sampled until the text contains one; the token that completes it
+is the last one. The message ends before the stop string, as in OpenAI's API. The sampled tokens stay as they are, and a
+conversation that goes on continues from them: nothing after the stop string was sampled, so nothing after it is trained
+on, except for further characters of the completing token.
 """
 
 from __future__ import annotations
@@ -34,9 +39,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from components.inference.protocol import CallDelta, ChatRequest
-from components.inference.stop_strings import before_possible_stop
+from components.inference.token_texts import BYTE_TOKEN, BYTES_PER_CHARACTER, INCOMPLETE
 from components.trajectories.chat import ChatFormat
-from components.trajectories.tool_calls import CLOSE, OPEN, call_id
+from components.trajectories.tool_calls import CLOSE, OPEN, call_id, overlap
 
 _HEAD = re.compile(
     r"""\s*\{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*,"""
@@ -160,11 +165,6 @@ class GrowingObject:
         return '"'
 
 
-INCOMPLETE = "\ufffd"
-"""Character that decoders write for bytes that are no character, or not yet."""
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-
-
 class GrowingText:
     """Text of a growing response.
 
@@ -213,7 +213,9 @@ class GrowingText:
     def _decode(self) -> bool:
         """Add the window's new text, if it ends with a whole character. Return False if it does not."""
         text = str(self._tokenizer.decode(self._window, skip_special_tokens=False))
-        if text.endswith(INCOMPLETE) or _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(self._window[-1]))):
+        if text.endswith(INCOMPLETE) or BYTE_TOKEN.fullmatch(
+            str(self._tokenizer.convert_ids_to_tokens(self._window[-1]))
+        ):
             return False
         self._text += text[self._known :]
         self._known = len(text)
@@ -236,3 +238,31 @@ def growing_response(chat: ChatFormat, request: ChatRequest) -> GrowingText:
     """Return the growing text of the response to a request."""
     turn = sum(message["role"] == "assistant" for message in request.messages)
     return growing_message(chat, request.stop, turn, calls=not request.form.without_calls)
+
+
+def text_before(text: str, stop: Sequence[str]) -> str | None:
+    """Return the text before the first stop string; None if it contains none."""
+    places = [place for string in stop if (place := text.find(string)) >= 0]
+    return text[: min(places)] if places else None
+
+
+def before_possible_stop(text: str, stop: Sequence[str]) -> str:
+    """Return the part of a growing text that is before every stop string, however the text goes on."""
+    before = text_before(text, stop)
+    if before is not None:
+        return before
+    return text[: len(text) - max((overlap(text, string) for string in stop), default=0)]
+
+
+class StopDetector:
+    """Detector of stop strings in a growing response. decode: conversion of token ids to text."""
+
+    def __init__(self, stop: Sequence[str], decode: Callable[[list[int]], str]):
+        self._stop = stop
+        self._decode = decode
+        self._window = 1 + BYTES_PER_CHARACTER * max(map(len, stop))
+        """Number of last tokens that contain a stop string completed by the last token, and one token before it."""
+
+    def reached(self, sampled: list[int]) -> bool:
+        """Return True if the last tokens contain a stop string. To be called after each token."""
+        return text_before(self._decode(sampled[-self._window :]), self._stop) is not None

@@ -8,12 +8,11 @@ loaded raises `StalePolicy`; another version never responds to it.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
-
-from components.inference.response_form import FREE, NO_CHANGE, LogitChange, ResponseForm
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")
@@ -46,6 +45,67 @@ class Sampling:
         """Truncation parameters in effect (of top_p, top_k and min_p), by request parameter name."""
         cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
         return {name: getattr(self, name) for name, cut in cuts.items() if cut}
+
+
+ANY_OBJECT = '{"type": "object"}'
+"""Schema of `json_object`."""
+
+
+@dataclass(slots=True, frozen=True)
+class ResponseForm:
+    """The form of a response."""
+
+    json_schema: str | None = None
+    """JSON text of the schema that the content of a response without calls validates against; None allows any text."""
+    schema_name: str = "response"
+    """Label of the schema; it has no effect."""
+    calls: tuple[str, ...] | None = None
+    """Names of the tools of which the response calls exactly one; empty if it calls none, so that its text is content
+    whatever it looks like. None leaves calls to the model."""
+    strict: bool = False
+    """True to hold the arguments of calls that the model makes to the schemas of their tools, if `calls` is None."""
+    single: bool = False
+    """True to hold a response to one call at most, if `strict`."""
+
+    @property
+    def constrained(self) -> bool:
+        """True if tokens are excluded, so that the response is not a sample of the policy's own distribution."""
+        return self.json_schema is not None or bool(self.calls) or self.strict
+
+    @property
+    def without_calls(self) -> bool:
+        """True if the text of the response is its content, even if it looks like a call."""
+        return self.calls == ()
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of the content."""
+        return json.loads(self.json_schema or "{}")
+
+
+@dataclass(slots=True, frozen=True)
+class LogitChange:
+    """Changes of the logits that a request demands, before the temperature."""
+
+    bias: tuple[tuple[int, float], ...] = ()
+    """Additions to the logits of tokens, by token id."""
+    presence: float = 0.0
+    """Subtraction from the logit of each token that was sampled before in the response."""
+    frequency: float = 0.0
+    """Subtraction from the logit of a token for each time that it was sampled before in the response."""
+
+
+NO_CHANGE = LogitChange()
+"""The model's own logits."""
+FREE = ResponseForm()
+"""Any response."""
+NO_CALLS = ResponseForm(calls=())
+"""Text."""
+
+
+def parameter_of(form: ResponseForm) -> str:
+    """Return the name of the request's parameter that demands a form."""
+    return "response_format" if form.json_schema is not None else "tools" if form.strict else "tool_choice"
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,7 +154,7 @@ class ChatRequest:
     """Episode id for requests whose messages are copies of earlier responses (a client behind HTTP). Among earlier
     responses with equal text, the engine continues the one of the same episode."""
     stop: tuple[str, ...] = ()
-    """Strings that end the response; the message ends before the first one (`components.inference.stop_strings`)."""
+    """Strings that end the response; the message ends before the first one (`components.inference.growing_text`)."""
     listener: Callable[[Increment], None] | None = field(default=None, compare=False, repr=False)
     """Callback for the tokens of the response as they are sampled, in the event loop of the request. It does not affect
     the response. Engines that do not stream never call it."""
@@ -149,6 +209,61 @@ class ChatCompletion:
     def sampled_tokens(self) -> int:
         """Number of sampled tokens; 0 if unknown."""
         return self.usage.sampled_tokens if self.usage is not None else len(self.token_ids)
+
+
+@dataclass(slots=True, frozen=True)
+class TextIncrement(Increment):
+    """Tokens that an engine has sampled since the last increment of a completion, and its prompt."""
+
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """This and the following fields: as in `TextCompletion`."""
+    prompt_likeliest: list[TokenLogprobs] = field(default_factory=list)
+    added_tokens: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class TextRequest:
+    """A text completion request to an engine."""
+
+    prompt: str | list[int]
+    """Text, which the engine tokenizes with the tokenizer's special tokens (such as the beginning of a sequence), or
+    token ids, which it uses as they are."""
+    policy: str = BASE_POLICY
+    sampling: Sampling = Sampling()
+    """`max_tokens` may be 0 if the prompt is scored."""
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    """Strings that end the completion; its text ends before the first one."""
+    change: LogitChange = NO_CHANGE
+    alternatives: int | None = None
+    """Number of most likely tokens to return for each token; None returns none."""
+    scores_prompt: bool = False
+    """True to return the log-probabilities of the prompt tokens."""
+    listener: Callable[[TextIncrement], None] | None = field(default=None, compare=False, repr=False)
+    """Callback for the tokens of the completion as they are sampled, as in `ChatRequest`."""
+
+
+@dataclass(slots=True, frozen=True)
+class TextCompletion:
+    """A completion, with its token ids and log-probabilities."""
+
+    text: str
+    finish_reason: str
+    """Finish reason: `stop` or `length`."""
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    """Sampled tokens, including an end-of-sequence token, which is not part of the text."""
+    logprobs: list[float]
+    """Log-probability of each sampled token under the distribution that it was drawn from, as in `ChatCompletion`."""
+    policy: str
+    likeliest: list[TokenLogprobs] = field(default_factory=list)
+    """Most likely tokens at each sampled token, under the same distribution."""
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each prompt token but the first under the model's distribution: temperature 1, all tokens."""
+    prompt_likeliest: list[TokenLogprobs] = field(default_factory=list)
+    """Most likely tokens at each prompt token but the first, under the model's distribution."""
+    added_tokens: int = 0
+    """Number of leading prompt tokens that the tokenizer added to the text."""
 
 
 class Engine(Protocol):

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from components.inference.protocol import ChatRequest, ReportedTokens
-from components.inference.response_form import ANY_OBJECT
+from components.inference.protocol import ANY_OBJECT, ChatRequest, ReportedTokens
 from components.json_client import empty_answer
 
 

@@ -20,6 +20,8 @@ from components.specs.wording import shortened
 Body = TypeVar("Body", bound=Spec)
 Neutral = dict[str, tuple[Any, ...]]
 """Unsupported parameters, each with its neutral values, which are accepted."""
+LONGEST_NAME = 256
+"""Maximum length of the name of a tool, an author or a model, and of a stop string."""
 CHARACTERS_PER_EDIT = 4
 """Characters of a name for which one wrong character is a typing error."""
 _UNKNOWN = re.compile(r"no such key(?: in (?P<place>\S+))?; expected one of ")

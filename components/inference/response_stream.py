@@ -23,7 +23,7 @@ from components.inference.responses import (
     unfinished_body,
 )
 from components.inference.streaming import SentCall, Unsent, rest_of
-from components.inference.token_logprobs import Decode
+from components.inference.token_texts import Decode
 
 Event = dict[str, Any]
 

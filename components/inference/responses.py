@@ -22,9 +22,9 @@ from components.errors import Problem, SpecError
 from components.inference import request_forms
 from components.inference.protocol import ChatCompletion, ChatRequest
 from components.inference.request_bodies import Neutral, ResponsesStreamOptions, parse_parameters
-from components.inference.request_tools import MAX_TOOLS, responses_tool
+from components.inference.request_forms import MAX_TOOLS, responses_tool
 from components.inference.response_items import Messages, add_item, resolve
-from components.inference.token_logprobs import Decode, SampledTokens, logprobs_of
+from components.inference.token_texts import Decode, SampledTokens, logprobs_of
 from components.inference.wire import (
     MAX_ALTERNATIVES,
     MAX_MESSAGES,

@@ -30,8 +30,8 @@ from components.inference.app import AppOptions, create_app
 from components.inference.connection import BoundedConnection
 from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from components.inference.protocol import Engine
-from components.inference.request_tools import LONGEST_NAME
-from components.inference.token_bytes import TokenDecoder
+from components.inference.request_bodies import LONGEST_NAME
+from components.inference.token_texts import TokenDecoder
 
 logger = logging.getLogger(__name__)
 

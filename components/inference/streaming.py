@@ -22,9 +22,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from components.errors import EngineError, EspalierError
-from components.inference.protocol import CallDelta, ChatRequest, Increment, TokenLogprobs
-from components.inference.text_protocol import TextRequest
-from components.inference.token_logprobs import SampledTokens
+from components.inference.protocol import CallDelta, ChatRequest, Increment, TextRequest, TokenLogprobs
+from components.inference.token_texts import SampledTokens
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")

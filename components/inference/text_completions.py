@@ -15,8 +15,8 @@ from pydantic import Field, PlainValidator
 
 from components.errors import Problem, SpecError
 from components.inference import request_forms
+from components.inference.protocol import TextRequest
 from components.inference.request_bodies import Neutral, StreamOptions, parse_parameters
-from components.inference.text_protocol import TextRequest
 from components.inference.wire import (
     MAX_ALTERNATIVES,
     MAX_NUMBER,

@@ -18,9 +18,9 @@ from pydantic import AfterValidator, Field, model_validator
 from components.errors import Problem, SpecError
 from components.inference import request_forms
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
-from components.inference.request_bodies import Neutral, RequestBody, StreamOptions, parse_parameters
-from components.inference.request_tools import LONGEST_NAME, MAX_TOOLS, chat_tool, is_strict
-from components.inference.token_logprobs import Decode, logprobs_of
+from components.inference.request_bodies import LONGEST_NAME, Neutral, RequestBody, StreamOptions, parse_parameters
+from components.inference.request_forms import MAX_TOOLS, chat_tool, is_strict
+from components.inference.token_texts import Decode, logprobs_of
 from components.strict_json import parse
 
 MAX_MESSAGES = 4096

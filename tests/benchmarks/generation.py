@@ -92,8 +92,7 @@ class Ours:
 
     def run(self, order: tuple[str, ...]) -> tuple[dict[str, list[float]], list[Any]]:
         """Return the seconds of the steps of each side, and the completions."""
-        from components.inference.protocol import Sampling
-        from components.inference.text_protocol import TextRequest
+        from components.inference.protocol import Sampling, TextRequest
 
         async def all_at_once() -> list[Any]:
             settings = Sampling(max_tokens=self.options.tokens)

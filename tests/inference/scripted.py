@@ -7,8 +7,16 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from components.inference.protocol import BASE_POLICY, CallDelta, ChatCompletion, ChatRequest, Increment
-from components.inference.text_protocol import TextCompletion, TextIncrement, TextRequest
+from components.inference.protocol import (
+    BASE_POLICY,
+    CallDelta,
+    ChatCompletion,
+    ChatRequest,
+    Increment,
+    TextCompletion,
+    TextIncrement,
+    TextRequest,
+)
 
 CALL = {
     "id": "call_0",

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
+from components.inference.growing_text import StopDetector
 from components.inference.protocol import BASE_POLICY, ChatRequest, Sampling
-from components.inference.stop_strings import StopDetector
 from components.inference.transformers import batch
 from components.models.weights import load_tokenizer
 from components.rollout.capture import Capture

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import jsonschema
 import pytest
 
-from components.inference.finite_numbers import with_finite_numbers
+from components.inference.json_schemas import with_finite_numbers
 
 NUMBER = {"type": "number"}
 CASES = [

@@ -19,8 +19,7 @@ from components.algorithms.policy_gradient.returns import turn_lengths
 from components.errors import EngineBusy, SpecError
 from components.inference import grammar, grammar_compiler, grammar_text
 from components.inference.app import AppOptions
-from components.inference.protocol import ChatRequest, Sampling
-from components.inference.response_form import LogitChange, ResponseForm
+from components.inference.protocol import ChatRequest, LogitChange, ResponseForm, Sampling
 from components.inference.server import ModelServer
 from components.rollout.capture import Capture
 from components.trajectories.schema import Scenario, Trajectory
@@ -389,16 +388,17 @@ def test_bytes_of_tokens_are_those_of_the_text(engine):
     """Also with the decoder of tokenizers from GGUF files: SentencePiece's steps before that of byte-level tokens."""
     from tokenizers import decoders
 
-    from components.inference.token_bytes import PROBE, TokenBytes, _sentence_piece
+    from components.inference.token_texts import PROBE, _sentence_piece, token_bytes
 
     tokenizer = copy.deepcopy(engine.tokenizer)
     steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
     tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
     for subject in (engine.tokenizer, tokenizer):
-        known = TokenBytes(subject, 300)
-        assert b"".join(known.tokens[token] for token in known(PROBE)) == PROBE.encode()
-        assert len(known.tokens) == 300
-        assert 299 in known.special_token_ids
+        known, special = token_bytes(subject, 300)
+        probe = subject(PROBE, add_special_tokens=False).input_ids
+        assert b"".join(known[token] for token in probe) == PROBE.encode()
+        assert len(known) == 300
+        assert 299 in special
     assert [_sentence_piece(name) for name in ("▁Haus", "<0x0A>", "ü")] == [b" Haus", b"\n", "ü".encode()]
 
 

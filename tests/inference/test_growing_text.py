@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.inference.growing_text import GrowingCalls, growing_message
-from components.inference.stop_strings import before_possible_stop, text_before
+from components.inference.growing_text import GrowingCalls, before_possible_stop, growing_message, text_before
 from components.trajectories.chat import ChatFormat
 from components.trajectories.tool_calls import read_tagged
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.inference.schema_checks import special_literal
+from components.inference.json_schemas import special_literal
 
 SPECIAL = ["<|im_end|>"]
 TEXT = "a <|im_end|>"

@@ -17,8 +17,7 @@ import torch
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference import server as server_module
 from components.inference.app import STALLED_SECONDS, AppOptions
-from components.inference.protocol import ChatCompletion, ChatRequest
-from components.inference.response_form import LogitChange, ResponseForm
+from components.inference.protocol import ChatCompletion, ChatRequest, LogitChange, ResponseForm
 from components.inference.server import ListenOptions, ModelServer
 
 WEATHER = {

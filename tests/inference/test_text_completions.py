@@ -8,7 +8,7 @@ import torch
 
 from components.inference.app import AppOptions
 from components.inference.server import ModelServer
-from components.inference.text_prompts import TokenTexts
+from components.inference.token_texts import TokenTexts
 from components.inference.transformers import batch as batch_module
 
 TEXT = "The river Aare flows through Bern – née Bärn 🙂."

@@ -20,8 +20,7 @@ import pytest
 
 from components.errors import ContextOverflow, ResourceError, StalePolicy, WaitTimeout
 from components.inference.engines.vllm import VllmSpec
-from components.inference.protocol import ChatRequest, Sampling
-from components.inference.response_form import LogitChange
+from components.inference.protocol import ChatRequest, LogitChange, Sampling
 from components.inference.vllm.engine import Router, VllmEngine
 from components.inference.vllm.server import VllmServer, environment, options
 from tests.deployment.tiny import TINY, write_adapter

@@ -17,8 +17,7 @@ import pytest
 from components.deployment.export import export_merged
 from components.errors import EngineError, SpecError
 from components.inference.grammar import Grammars
-from components.inference.protocol import ChatRequest, Sampling
-from components.inference.response_form import ResponseForm
+from components.inference.protocol import ChatRequest, ResponseForm, Sampling
 from components.inference.vllm.server import readable_tokenizer
 from components.models.byte_level import byte_level_decoder
 from tests.deployment.tiny import with_unused_decoders

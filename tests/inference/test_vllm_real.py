@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from components.inference.engines.vllm import VllmSpec
-from components.inference.protocol import ChatRequest, Sampling
-from components.inference.response_form import ResponseForm
+from components.inference.protocol import ChatRequest, ResponseForm, Sampling
 from components.inference.vllm.engine import VllmEngine
 from components.inference.vllm.server import VllmServer
 from components.models.spec import ModelSpec

@@ -12,7 +12,7 @@ import pytest
 
 from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.app import AppOptions
-from components.inference.response_form import ResponseForm
+from components.inference.protocol import ResponseForm
 from components.inference.server import ModelServer
 from components.inference.vllm.client import StreamedCompletion
 from components.json_reply import FailedAttempt

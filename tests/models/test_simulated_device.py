@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.inference.protocol import ChatRequest, Sampling
-from components.inference.text_protocol import TextRequest
+from components.inference.protocol import ChatRequest, Sampling, TextRequest
 from components.inference.transformers import engine as engines
 from tests.algorithms.builders import MODEL, batch, make_context, make_policy
 from tests.deployment.tiny import write_adapter

@@ -18,7 +18,7 @@ from components.models.spec import ModelSpec
 from components.models.trained_weights import role_folders
 
 if TYPE_CHECKING:
-    from components.inference.transformers.turns import Turns
+    from components.inference.transformers.batch import Turns
 
 
 class EmbeddedSpec(EngineSpec):
@@ -41,7 +41,7 @@ class EmbeddedSpec(EngineSpec):
         return True
 
     def build_roles(self, model: ModelSpec, host: EngineHost, roles: Sequence[str]) -> ModelEngine:
-        from components.inference.transformers.turns import Turns
+        from components.inference.transformers.batch import Turns
 
         turns = Turns()
         return RoleEngines({role: self._engine(model, host, len(roles), turns) for role in roles})

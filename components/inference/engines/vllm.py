@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from components.errors import Problem, ResourceError
 from components.inference.engine_spec import EngineSpec
 from components.inference.protocol import EngineHost, ModelEngine, ensure_usable
-from components.inference.vllm.command import RANKS, VLLM_PYTHON
+from components.inference.vllm.launch import RANKS, VLLM_PYTHON
 from components.models.spec import ModelSpec
 from components.specs.marks import ENV_VARIABLE, PROGRAM, SERVER
 from components.specs.served import VARIABLE, check_address, key_of

@@ -20,11 +20,8 @@ import torch
 
 from components.errors import EngineError, PromptRefused
 from components.inference.grammar_compiler import Matcher
-from components.inference.growing_text import GrowingText
-from components.inference.protocol import ChatRequest, TokenLogprobs
-from components.inference.response_form import parameter_of
-from components.inference.stop_strings import StopDetector
-from components.inference.text_protocol import TextRequest
+from components.inference.growing_text import GrowingText, StopDetector
+from components.inference.protocol import ChatRequest, TextRequest, TokenLogprobs, parameter_of
 from components.inference.transformers.kv_slots import KVSlots
 from components.inference.transformers.prefixes import SHARED_TOKENS, partition, shared_prefix
 from components.inference.transformers.sampling import LogitEditor, distributions, draw
@@ -369,3 +366,22 @@ def likeliest(logps_TV: torch.Tensor, count: int) -> list[TokenLogprobs]:
         [(token, logprob) for token, logprob in zip(ids, values, strict=True) if logprob > -torch.inf]
         for ids, values in zip(ids_TK.tolist(), values_TK.tolist(), strict=True)
     ]
+
+
+class Turns:
+    """Passes of several engines that compute together, one at a time on each event loop.
+
+    The passes come in the order in which the engines ask, so the requests of each do not depend on how long the others
+    take, and all samples are the same in every run, as those of a single engine.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+
+    def turn(self) -> asyncio.Lock:
+        """Return the lock to hold during a pass on the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._lock = loop, asyncio.Lock()
+        return self._lock

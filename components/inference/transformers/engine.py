@@ -47,15 +47,20 @@ from components.errors import (
 )
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.grammar import Grammars
-from components.inference.growing_text import GrowingText, growing_response
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Increment
-from components.inference.stop_strings import StopDetector, text_before
-from components.inference.text_prompts import added_tokens, text_prompt
-from components.inference.text_protocol import TextCompletion, TextIncrement, TextRequest
-from components.inference.transformers.batch import Batch, PassInterrupted, Row
+from components.inference.growing_text import GrowingText, StopDetector, growing_response, text_before
+from components.inference.protocol import (
+    BASE_POLICY,
+    ChatCompletion,
+    ChatRequest,
+    Increment,
+    TextCompletion,
+    TextIncrement,
+    TextRequest,
+)
+from components.inference.token_texts import added_tokens, text_prompt
+from components.inference.transformers.batch import Batch, PassInterrupted, Row, Turns
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.inference.transformers.sampling import LogitEditor
-from components.inference.transformers.turns import Turns
 from components.models import attention, packed_weights, trained_weights
 from components.models.weights import load_model, load_tokenizer, pick_device
 from components.trajectories.chat import ChatFormat

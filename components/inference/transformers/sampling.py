@@ -19,8 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from components.errors import Problem, SpecError
-from components.inference.protocol import Sampling
-from components.inference.response_form import NO_CHANGE, LogitChange
+from components.inference.protocol import NO_CHANGE, LogitChange, Sampling
 from components.models.distribution import Cut, support_mask
 
 CHUNK_ROWS = 8

@@ -19,8 +19,7 @@ from components.errors import EngineError, Problem, SpecError
 from components.inference.grammar import Grammars
 from components.inference.grammar_compiler import Matcher
 from components.inference.grammar_text import with_end
-from components.inference.protocol import ChatRequest
-from components.inference.response_form import parameter_of
+from components.inference.protocol import ChatRequest, parameter_of
 from components.inference.vllm.client import GrammarRefused, VllmClient
 from components.trajectories.chat import ChatFormat
 

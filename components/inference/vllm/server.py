@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError, WaitTimeout
-from components.inference.vllm.command import RANKS, flags, vllm_environment, vllm_on_cpu
+from components.inference.vllm.launch import RANKS, flags, vllm_environment, vllm_on_cpu
 from components.models.byte_level import byte_level_tokenizer
 from components.models.spec import ModelSpec
 

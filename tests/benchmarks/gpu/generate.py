@@ -171,8 +171,7 @@ def answers(engine: Any, asked: list[Any]) -> list[Any]:
 
 def compare(setup: Setup, report: Report, engines: dict[str, Any]) -> None:
     """Compare vLLM's log-probabilities of its own tokens with those that the embedded engine computes for them."""
-    from components.inference.protocol import Sampling
-    from components.inference.text_protocol import TextRequest
+    from components.inference.protocol import Sampling, TextRequest
 
     if len(engines) < 2:
         return

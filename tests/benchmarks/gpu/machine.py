@@ -128,7 +128,7 @@ def vllm_version(python: str | None) -> str | None:
 
 def find_vllm(named: str | None) -> str | None:
     """Return the interpreter with vLLM: the named one, this one, or that of `make vllm`; None if there is none."""
-    from components.inference.vllm.command import VLLM_PYTHON
+    from components.inference.vllm.launch import VLLM_PYTHON
 
     if named:
         return str(Path(named).expanduser().absolute())
