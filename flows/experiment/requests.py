@@ -14,7 +14,7 @@ from components.artifacts import Artifact
 from components.errors import SpecError
 from components.inference.spec import EmbeddedSpec
 from components.rewards.llm.spec import JudgeModel, asks_policy
-from components.rollout.spec import WAYS, CollectSpec
+from components.rollout.collect_spec import WAYS, CollectSpec
 from components.specs import Target
 from flows.experiment.checks import role_adapters
 from flows.experiment.correction import corrected_algorithm
@@ -346,10 +346,9 @@ class Requests:
         return self.request("deploy", stage, inputs)
 
     def _collected(self) -> Target:
-        """Return the environment of the rounds; with self-play (`collect.opponent`), the agent plays both sides."""
+        """Return the environment of the rounds; with self-play, the agent plays both sides."""
         environment = self.spec.required_environment
-        self_play = self.spec.collect.opponent != "environment"
-        return environment.with_arguments(opponent="agent") if self_play else environment
+        return environment.with_arguments(opponent="agent") if self.spec.collect.player.both_sides else environment
 
     def _played(self, **changes: Any) -> CollectSpec:
         """Return `collect` with other values of these fields."""

@@ -24,7 +24,8 @@ from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.llm.spec import asked_by
 from components.rewards.spec import JudgeSpec
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.collect_spec import CollectSpec
+from components.rollout.spec import AgentSpec
 from components.specs import Spec, Target, marks
 from components.tracking.spec import TrackingSpec
 from flows.experiment import checks

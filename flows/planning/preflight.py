@@ -81,7 +81,7 @@ def check(spec: ExperimentSpec, context: Context, start: StartingPoint) -> None:
             _try_rewards(rewards, _demonstrations(part, request.seed, spec, context))
             return
     played = next((part for part in parts if isinstance(part, CollectStage | EvaluateStage)), None)
-    single = spec.agent.function is None and spec.agent.roles is None and spec.collect.opponent == "environment"
+    single = spec.agent.function is None and spec.agent.roles is None and not spec.collect.player.both_sides
     if played is not None and single:
         _try_rewards(rewards, _attempts(played, context))
 

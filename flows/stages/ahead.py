@@ -23,7 +23,7 @@ from pathlib import Path
 
 from components.errors import EspalierError
 from components.rewards.protocol import GroupReward
-from components.rollout.spec import CollectSpec
+from components.rollout.collect_spec import CollectSpec
 from components.trajectories.schema import Score, Trajectory
 from components.trajectories.versions import PAUSED
 from flows.stages.ahead_scores import write_ahead

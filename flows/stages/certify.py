@@ -20,7 +20,8 @@ from components.artifacts import Draft
 from components.errors import CertificateFailed
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.collect_spec import CollectSpec
+from components.rollout.spec import AgentSpec
 from components.specs import Target
 from flows.stages.base import Context, Inputs, Request, Stage, StageSpec
 

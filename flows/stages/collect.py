@@ -12,8 +12,9 @@ from pydantic import Field
 from components.artifacts import Artifact, Draft
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec, TeacherSpec
+from components.rollout.collect_spec import CollectSpec
 from components.rollout.request import episode_requests
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION, Trajectory
@@ -98,9 +99,9 @@ def join_collect(
 
 def played_together(collect: CollectSpec, ahead: bool) -> str | None:
     """Return the reason why a collection cannot be split; None if it can. ahead: it judges its episodes."""
-    if collect.partial is not None:
-        return "pauses episodes (collect.partial), and continues them in another collection as a whole"
-    return "judges episodes while others are played (judge.ahead)" if ahead else None
+    if ahead:
+        return "judges episodes while others are played (judge.ahead)"
+    return collect.player.whole_collection
 
 
 def _play(
@@ -152,7 +153,7 @@ def _play(
             limits,
             context,
             description={"stage": "collect", "what": _description(spec) + of_shard(part)},
-            ways=spec.collect,
+            collect=spec.collect,
         )
     if ahead is not None:
         ahead.write(draft.path)
@@ -225,8 +226,7 @@ def _mark(base_dir: Path | None) -> Callable[[Trajectory], Trajectory]:
 
 
 def most_episodes(request: Request) -> int:
-    """Return the maximum number of episodes of a request, including second attempts, continuations, and those of other
-    players and a teacher."""
+    """Return the maximum number of episodes of a request, including those derived from others."""
     collect = CollectSpec.model_validate(request.spec["collect"])
     actor = request.spec["actor"]
     if actor == "solver":
@@ -234,10 +234,7 @@ def most_episodes(request: Request) -> int:
     first = collect.scenarios * collect.group_size
     if actor == "teacher":
         return first
-    turns = request.spec["agent"]["max_turns"]
-    taught = collect.scenarios * min(collect.teacher.samples, collect.group_size) if collect.teacher else 0
-    twice = collect.reflection is not None or collect.opponent == "policy"
-    return first * (1 + twice + (turns - 1) * collect.continuations) + taught
+    return first + collect.scenarios * collect.player.derived(collect.group_size, request.spec["agent"]["max_turns"])
 
 
 def first_attempts(request: Request) -> int:

@@ -25,9 +25,13 @@ from components.exceptions import described, is_foreign, log_traceback, passes
 from components.inference.protocol import BASE_POLICY, Engine, ModelEngine
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import ModelSpec
+from components.rollout.agent import AgentLoop
+from components.rollout.collect_spec import CollectSpec
 from components.rollout.collector import EpisodeListener
+from components.rollout.players.player import Agent, SecondModel
+from components.rollout.players.roles import PlannerAndWorkers
 from components.rollout.request import EpisodeRequest
-from components.rollout.spec import AgentSpec, CollectSpec, EpisodeLimits
+from components.rollout.spec import AgentSpec, EpisodeLimits
 from components.specs import Target
 from components.trajectories.schema import Scenario, Trajectory
 from flows.stages.base import Context
@@ -36,9 +40,6 @@ from flows.stages.finished import FinishedEpisodes, StoredEpisodes
 
 if TYPE_CHECKING:
     from components.rollout.live_view import LiveProgress
-    from components.rollout.own_agent import OwnAgent
-    from components.rollout.players.partial import Recall
-    from components.rollout.players.player import Player
 
 
 def scenarios_of(environment: Target, split: str, context: Context) -> Sequence[Scenario]:
@@ -136,12 +137,12 @@ def play(
     context: Context,
     *,
     description: Mapping[str, Any],
-    ways: CollectSpec | None = None,
+    collect: CollectSpec | None = None,
 ) -> tuple[StoredEpisodes, dict[str, float], dict[str, float]]:
     """Play the episodes of a stage. Finished ones are on disk, and only there.
 
-    description: stage and text for live views (`flows.history.live_view`). ways: options such as reflection,
-    continuations, opponent and teacher; None: one attempt per episode.
+    description: stage and text for live views (`flows.history.live_view`). collect: selects the player;
+    None: one attempt per episode.
 
     Return the trajectories in order, the wall-clock seconds of each by id, and throughput metrics. Raises
     TooManyFailures.
@@ -151,7 +152,7 @@ def play(
     from components.rollout.pool import EnvironmentPool
 
     assert context.scratch is not None
-    plain, ways = ways is None, ways or CollectSpec()
+    plain, collect = collect is None, collect or CollectSpec()
     episodes = FinishedEpisodes(context.scratch)
     requested = {request.id for request in requests}
     finished = episodes.finished
@@ -166,7 +167,7 @@ def play(
         return episodes.read(names), {name: round(episodes.seconds[name], 4) for name in names}, speed
     context.progress(len(resumed), len(requested), {"loading": 1.0})
     engine = actor.engine(context)
-    other = _other_engine(actor, ways, context)
+    second = _second_engine(collect.player.second_model(actor.model, actor.inference), context)
     pool = context.warm.get("environments", _recipe(environment), lambda: EnvironmentPool(environment.build))
     start = time.monotonic()
     live = LiveProgress(description, len(requested), context.progress, context.scratch / FILE, resumed, context.watch)
@@ -175,9 +176,8 @@ def play(
         for trajectory in resumed:
             context.on_episode(trajectory)
     try:
-        with _own_agent(AgentSpec() if actor.random else agent, engine, limits.timeout) as own_agent:
-            recall = getattr(engine, "recall", None)
-            player = _random_player(agent) if actor.random else _player(agent, own_agent, ways, other, recall)
+        with _agent(agent, engine, limits.timeout, random=actor.random) as performer:
+            player = collect.player.build(performer, engine, second, collect.group_size)
             names = play_episodes(engine, pool, requests, limits, player=player, finished=finished, listener=listener)
     except TooManyFailures as error:
         remedy = (
@@ -187,7 +187,7 @@ def play(
     finally:
         episodes.flush()
         live.close()
-        for used in (engine, other):
+        for used in (engine, second):
             if used is not None:
                 used.release()  # the trainer needs the memory, and the KV cache is useless for the next policy
     elapsed = time.monotonic() - start
@@ -199,72 +199,32 @@ def play(
     return trajectories, {name: round(value, 4) for name, value in episodes.seconds.items()}, speed
 
 
-def _other_engine(actor: Actor, ways: CollectSpec, context: Context) -> ModelEngine | None:
-    """Return the engine of the teacher, or of an opponent other than the policy; None if there is neither."""
-    if ways.opponent == "base":
-        return Actor(actor.model, actor.inference).engine(context, "opponent")
-    if ways.teacher is None:
+def _second_engine(model: SecondModel | None, context: Context) -> ModelEngine | None:
+    if model is None:
         return None
-    teacher = ways.teacher.model
-    model = teacher.model(actor.model.max_length) if teacher else actor.model
-    adapter = teacher.adapter_dir() if teacher else None
-    return Actor(model, ways.teacher.inference, adapter=adapter).engine(context, "teacher")
-
-
-def _player(
-    agent: AgentSpec, own_agent: OwnAgent | None, ways: CollectSpec, other: Engine | None, recall: Recall | None
-) -> Player:
-    """Return the player of an agent. other: engine of the opponent or of the teacher. recall: of the engine of the
-    policy."""
-    from components.rollout.agent import AgentLoop
-    from components.rollout.players.continuation import ContinuationPlayer
-    from components.rollout.players.partial import PartialPlayer
-    from components.rollout.players.player import Player
-    from components.rollout.players.reflection import ReflectionPlayer
-    from components.rollout.players.roles import PlannerAndWorkers
-    from components.rollout.players.selfplay import SelfPlay
-    from components.rollout.players.teacher import TeacherPlayer
-
-    if own_agent is not None:
-        return Player(own_agent)
-    loop = AgentLoop(agent.presentation())
-    single = PlannerAndWorkers(loop.presentation, agent.roles) if agent.roles is not None else loop
-    if ways.reflection is not None:
-        return ReflectionPlayer(single, ways.reflection)
-    if ways.continuations:
-        return ContinuationPlayer(loop, ways.continuations)
-    if ways.opponent != "environment":
-        return SelfPlay(loop, other)
-    if ways.partial is not None:
-        return PartialPlayer(loop, ways.partial, recall)
-    if ways.teacher is not None:
-        assert other is not None
-        return TeacherPlayer(single, ways.teacher, other, ways.group_size)
-    return Player(single)
-
-
-def _random_player(agent: AgentSpec) -> Player:
-    from components.rollout.players.player import Player
-    from components.rollout.random_agent import RandomAgent
-
-    return Player(RandomAgent(agent.max_observation))
+    return Actor(model.model, model.inference, adapter=model.adapter).engine(context, model.kind)
 
 
 @contextmanager
-def _own_agent(agent: AgentSpec, engine: Any, timeout: float) -> Iterator[OwnAgent | None]:
-    """Provide the agent of `agent.function` with its endpoint; None if it is not set."""
-    if agent.function is None:
-        yield None
-        return
-    from components.inference.app import AppOptions
-    from components.inference.server import ModelServer
-    from components.rollout.own_agent import MODEL, OwnAgent
+def _agent(spec: AgentSpec, engine: Any, timeout: float, *, random: bool) -> Iterator[Agent]:
+    """Provide the agent of a stage; that of `agent.function` with its endpoint."""
+    if random:
+        from components.rollout.random_agent import RandomAgent
 
-    engines: dict[str, Any] = {}
-    with ModelServer(
-        engine, MODEL, AppOptions(engines=engines, timeout=timeout, default_max_tokens=agent.max_tokens)
-    ) as server:
-        yield OwnAgent(agent.function.build(), server.url, engines)
+        yield RandomAgent(spec.max_observation)
+    elif spec.function is not None:
+        from components.inference.app import AppOptions
+        from components.inference.server import ModelServer
+        from components.rollout.own_agent import MODEL, OwnAgent
+
+        engines: dict[str, Any] = {}
+        options = AppOptions(engines=engines, timeout=timeout, default_max_tokens=spec.max_tokens)
+        with ModelServer(engine, MODEL, options) as server:
+            yield OwnAgent(spec.function.build(), server.url, engines)
+    elif spec.roles is not None:
+        yield PlannerAndWorkers(spec.presentation(), spec.roles)
+    else:
+        yield AgentLoop(spec.presentation())
 
 
 def write_times(path: Path, seconds: dict[str, float]) -> None:

@@ -11,8 +11,7 @@ from components.environments.protocol import Step
 from components.rollout import live_view
 from components.rollout.agent import AgentLoop
 from components.rollout.live_view import LiveProgress, environment_reward
-from components.rollout.players.reflection import ReflectionPlayer
-from components.rollout.spec import ReflectionSpec
+from components.rollout.players.reflection import ReflectionPlayer, ReflectionSpec
 from flows.history.live_view import as_text
 from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, scenarios
 

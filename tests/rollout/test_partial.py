@@ -12,9 +12,8 @@ from components.environments.protocol import Step
 from components.errors import SpecError
 from components.inference.protocol import ChatCompletion, Sampling
 from components.rollout.agent import AgentLoop
-from components.rollout.players.partial import PartialPlayer
+from components.rollout.players.partial import PartialPlayer, PartialSpec
 from components.rollout.request import EpisodeRequest
-from components.rollout.spec import PartialSpec
 from components.trajectories.groups import begun
 from components.trajectories.schema import Scenario
 from components.trajectories.versions import PAUSED, POLICIES, VERSIONS, off_policy_tokens, token_policies

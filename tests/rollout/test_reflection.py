@@ -9,8 +9,7 @@ from components.errors import ContextOverflow, EngineError, SpecError
 from components.inference.protocol import ChatCompletion
 from components.rollout.agent import AgentLoop
 from components.rollout.formats import Presentation
-from components.rollout.players.reflection import NOTE, ReflectionPlayer, demonstrations, transcript
-from components.rollout.spec import ReflectionSpec
+from components.rollout.players.reflection import NOTE, ReflectionPlayer, ReflectionSpec, demonstrations, transcript
 from components.trajectories.schema import Scenario
 from components.trajectories.truncation import is_truncated
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from components.evaluation.spec import EvaluateSpec
 from components.inference.protocol import Sampling
+from components.rollout.collect_spec import CollectSpec
 from components.rollout.request import episode_requests
-from components.rollout.spec import PATIENCE, AgentSpec, CodeSpec, CollectSpec, EpisodeLimits
+from components.rollout.spec import PATIENCE, AgentSpec, CodeSpec, EpisodeLimits
 from components.specs import validate
 from components.trajectories.schema import Scenario
 

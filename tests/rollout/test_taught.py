@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 
 from components.rollout.agent import AgentLoop
-from components.rollout.players.teacher import TeacherPlayer
-from components.rollout.spec import CollectTeacherSpec
+from components.rollout.players.teacher import CollectTeacherSpec, TeacherPlayer
 from tests.rollout.test_reflection import Door
 from tests.rollout.worlds import Parrot, collect, scenarios
 

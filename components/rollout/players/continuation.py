@@ -18,17 +18,36 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import ClassVar
+
+from pydantic import Field
 
 from components.environments.protocol import Environment, Restorable
 from components.errors import Problem, SpecError
 from components.inference.protocol import Engine
 from components.rollout.agent import AgentLoop, Episode, as_messages, as_step
-from components.rollout.players.player import Player
+from components.rollout.players.player import Agent, Player, PlayerSpec
 from components.rollout.request import EpisodeRequest, derived_seed
 from components.trajectories import step_labels
 from components.trajectories.groups import aside
 from components.trajectories.schema import Scenario, Trajectory
 from components.trajectories.step_labels import CONTINUATIONS, CONTINUED, CONTINUED_TOKENS
+
+
+class ContinuationSpec(PlayerSpec):
+    """Continuations from each step of an episode."""
+
+    key: ClassVar[str] = "continuations"
+    by_action: ClassVar[bool] = True
+
+    count: int = Field(ge=1)
+
+    def derived(self, group_size: int, max_turns: int) -> int:
+        return group_size * (max_turns - 1) * self.count
+
+    def build(self, agent: Agent, engine: Engine, second: Engine | None, group_size: int) -> Player:
+        assert isinstance(agent, AgentLoop)
+        return ContinuationPlayer(agent, self.count)
 
 
 class ContinuationPlayer(Player):

@@ -16,15 +16,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
 
 from components.environments.protocol import Environment
 from components.errors import Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest, Engine
 from components.rollout.agent import AgentLoop, Episode
-from components.rollout.players.player import Player
+from components.rollout.players.player import Agent, Player, PlayerSpec, PlaySetup
 from components.rollout.request import EpisodeRequest
-from components.rollout.spec import PartialSpec
+from components.specs import FieldError
 from components.trajectories.convert import to_message, to_openai
 from components.trajectories.groups import begun_scenario
 from components.trajectories.schema import Message, Trajectory
@@ -33,6 +35,60 @@ from components.trajectories.versions import PAUSED, POLICIES, PolicyTurns, vers
 Recall = Callable[[ChatRequest, dict[str, Any], list[int]], None]
 """Function that makes an engine continue a conversation from exact tokens: the request, its response, and the tokens of
 the conversation up to the end of the response."""
+
+
+class PartialSpec(PlayerSpec):
+    """Share of a round in an episode. An episode that exceeds it is paused, and continues in a later round with the
+    policy of that round."""
+
+    key: ClassVar[str] = "partial"
+    whole_collection: ClassVar[str | None] = (
+        "pauses episodes (collect.partial), and continues them in another collection as a whole"
+    )
+
+    turns: int | None = Field(None, ge=1)
+    """Number of assistant messages in one round, after which an episode is paused. null is no limit."""
+    tokens: int | None = Field(None, ge=1)
+    """Number of sampled tokens in one round: an episode is paused after the message in which it reaches it. null is no
+    limit."""
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if self.turns is None and self.tokens is None:
+            raise FieldError("turns", "null, as is tokens, so no episode is paused; expected a number for one of them")
+        return self
+
+    def reached(self, turns: int, tokens: int) -> bool:
+        """Return True if an episode with this many messages and sampled tokens in a round is paused."""
+        limits = ((self.turns, turns), (self.tokens, tokens))
+        return any(limit is not None and count >= limit for limit, count in limits)
+
+    def rounds(self, max_turns: int) -> int:
+        """Return the largest number of rounds that play a part of an episode."""
+        return max_turns if self.turns is None else -(-max_turns // self.turns)
+
+    def problems(self, setup: PlaySetup) -> Iterator[Problem]:
+        if self.turns is not None and self.turns >= setup.agent.max_turns:
+            yield self.problem(
+                f"{self.turns}: no episode has more than agent.max_turns={setup.agent.max_turns} messages, so none is "
+                "paused; expected less, or collect.partial=null",
+                "turns",
+            )
+        if setup.refills:
+            yield Problem("collect.refills", _WHOLE)
+        for name in ("function", "roles"):
+            if getattr(setup.agent, name) is not None:
+                yield Problem(
+                    f"agent.{name}",
+                    "collect.partial pauses the agent loop of a single agent; expected null for one of them",
+                )
+
+    def excluded(self, other: PlayerSpec) -> Problem:
+        return other.problem(_WHOLE)
+
+    def build(self, agent: Agent, engine: Engine, second: Engine | None, group_size: int) -> Player:
+        assert isinstance(agent, AgentLoop)
+        return PartialPlayer(agent, self, getattr(engine, "recall", None))
 
 
 class PartialPlayer(Player):
@@ -131,6 +187,7 @@ def _content(message: Message) -> tuple[Any, ...]:
     return message.role, message.content, message.tool_calls, message.tool_call_id
 
 
+_WHOLE = "needs whole episodes, which collect.partial pauses; expected it unset"
 _NOT_REPRODUCIBLE = (
     "{} gave other observations when the actions of the paused episode {} were played again, so it cannot be "
     "continued; expected equal results, or collect.partial=null"

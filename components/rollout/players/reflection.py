@@ -19,17 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import Field
 
 from components.environments.protocol import Environment, Messages
-from components.errors import ContextOverflow
+from components.errors import ContextOverflow, Problem
 from components.inference.protocol import Engine
 from components.rollout.agent import Episode, as_messages, ask
 from components.rollout.formats import Presentation
 from components.rollout.observations import clean
-from components.rollout.players.player import Agent, Player
+from components.rollout.players.player import Agent, Player, PlayerSpec, PlaySetup
 from components.rollout.request import EpisodeRequest, derived_seed
-from components.rollout.spec import ReflectionSpec
 from components.trajectories.convert import conversations, to_message
 from components.trajectories.groups import aside, scenario_of
 from components.trajectories.parts import DEMONSTRATION
@@ -43,6 +44,42 @@ NOTE = "You have tried this before and did not succeed. What you noted then:\n"
 
 SHORTEST = 100
 """Minimum length of a truncated transcript in characters."""
+
+
+class ReflectionSpec(PlayerSpec):
+    """Reflection on an unsuccessful episode, followed by a second attempt with the reflection in the prompt."""
+
+    key: ClassVar[str] = "reflection"
+
+    max_tokens: int = Field(128, ge=1)
+    """Maximum number of sampled tokens per reflection."""
+    prompt: str = Field(
+        "You tried the task below and did not succeed. Say in a few sentences what went wrong, and what to do "
+        "differently the next time.",
+        min_length=1,
+    )
+    """Prompt of the reflection. The transcript of the episode follows it."""
+    max_transcript: int = Field(8_000, ge=100)
+    """Maximum number of characters of the transcript. The middle of a longer transcript, or of one that exceeds the
+    model's context, is cut, marked and counted (`cut_transcript`)."""
+    demonstrate: bool = False
+    """Demonstrations from successful second attempts: stored in addition, without the reflection, in the group of the
+    first attempts, for sft, distill and preference algorithms."""
+
+    def problems(self, setup: PlaySetup) -> Iterator[Problem]:
+        yield from super().problems(setup)
+        if self.demonstrate and setup.sampled_only:
+            yield self.problem(
+                f"true: demonstrations are text, but {setup.sampled_only} learns only from sampled tokens; expected "
+                "false, or algorithm=sft, distill or a preference algorithm",
+                "demonstrate",
+            )
+
+    def derived(self, group_size: int, max_turns: int) -> int:
+        return group_size
+
+    def build(self, agent: Agent, engine: Engine, second: Engine | None, group_size: int) -> Player:
+        return ReflectionPlayer(agent, self)
 
 
 class ReflectionPlayer(Player):

@@ -12,15 +12,19 @@ sides.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from components.environments.protocol import Environment, Messages, Players, Step
 from components.errors import EngineError, EnvironmentFailed, Problem, SpecError
 from components.inference.protocol import Engine
+from components.inference.spec import InferenceSpec
+from components.models.spec import ModelSpec
 from components.rollout.agent import AgentLoop, Episode, as_step, refuse_new_context
 from components.rollout.formats import Tools
-from components.rollout.players.player import Player
+from components.rollout.players.player import Agent, Player, PlayerSpec, PlaySetup, SecondModel
 from components.rollout.request import EpisodeRequest, derived_seed
 from components.trajectories.groups import aside
 from components.trajectories.schema import Trajectory
@@ -28,6 +32,34 @@ from components.trajectories.truncation import TURNS
 
 OTHER = "other"
 """Name of the group of the second player's episodes."""
+
+
+class SelfPlaySpec(PlayerSpec):
+    """The opponent in a two-player game."""
+
+    key: ClassVar[str] = "opponent"
+    by_action: ClassVar[bool] = True
+    both_sides: ClassVar[bool] = True
+
+    opponent: Literal["policy", "base"]
+
+    def problems(self, setup: PlaySetup) -> Iterator[Problem]:
+        yield from super().problems(setup)
+        if "opponent" not in inspect.signature(setup.environment.factory()).parameters:
+            yield self.problem(
+                f"{self.opponent}: {setup.environment.target} has no parameter `opponent`; expected environment, or a "
+                "game with two sides, such as environment=tictactoe"
+            )
+
+    def derived(self, group_size: int, max_turns: int) -> int:
+        return group_size if self.opponent == "policy" else 0
+
+    def second_model(self, model: ModelSpec, inference: InferenceSpec) -> SecondModel | None:
+        return SecondModel("opponent", model, inference) if self.opponent == "base" else None
+
+    def build(self, agent: Agent, engine: Engine, second: Engine | None, group_size: int) -> Player:
+        assert isinstance(agent, AgentLoop)
+        return SelfPlay(agent, second)
 
 
 class SelfPlay(Player):

@@ -36,7 +36,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     playing.engine,
     playing.agent,
     playing.role_rewards,
-    playing.play_modes,
+    playing.players,
     learning.weights,
     playing.lengths,
     models.local_model,

@@ -14,7 +14,7 @@ from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.llm.spec import asked_by
 from components.rewards.spec import JudgeSpec
-from components.rollout.spec import CollectSpec
+from components.rollout.collect_spec import CollectSpec
 from components.specs import Target, nearest
 from flows.experiment.budget import BudgetSpec
 from flows.stages import DISTRIBUTED, PLACED, SHARDED

@@ -20,7 +20,8 @@ from components.rewards.llm.spec import asked_by
 from components.rewards.protocol import ReadingReward
 from components.rewards.rules.answers import of_input
 from components.rewards.spec import JudgeSpec
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.collect_spec import CollectSpec
+from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
 from flows.experiment.checks.importing import demonstrated
@@ -233,7 +234,7 @@ def reward_model(
             f"{reward_model.continuations}: continuations start from a single action, but one code block of "
             "agent.format=code may run several; expected 0, or another format",
         )
-    if reward_model.continuations and collect.opponent != "environment":
+    if reward_model.continuations and collect.player.both_sides:
         yield Problem(
             "reward_model.continuations",
             f"{reward_model.continuations}: continuations play against the environment's opponent, but "

@@ -17,7 +17,8 @@ from components.filters.signal import Signal
 from components.filters.top import Top
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.collect_spec import CollectSpec
+from components.rollout.spec import AgentSpec
 from components.specs import Target
 from flows.experiment.early_stopping import EarlyStoppingSpec
 from flows.experiment.feedback import FeedbackSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 from components.algorithms.spec import AlgorithmSpec
 from components.errors import ArtifactError, Problem
 from components.models.spec import ModelSpec
-from components.rollout.spec import CollectSpec
+from components.rollout.collect_spec import CollectSpec
 from flows.experiment.sections import WarmupSpec
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from components.algorithms.spec import AlgorithmSpec
 from components.errors import Problem
@@ -11,7 +10,9 @@ from components.evaluation.spec import EvaluateSpec
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.composition.by_role import ByRole
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.collect_spec import CollectSpec
+from components.rollout.players.player import PlaySetup
+from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.roles import MAIN, PLANNER, WORKER
 
@@ -71,82 +72,22 @@ def role_rewards(agent: AgentSpec, reward: Target, evaluate: EvaluateSpec) -> It
                 )
 
 
-def play_modes(
+def players(
     collect: CollectSpec, agent: AgentSpec, environment: Target, algorithm: AlgorithmSpec, rounds: int
 ) -> Iterator[Problem]:
-    """Check reflection, continuations, teachers and self-play, at most one of which a round may use."""
-    self_play = collect.opponent != "environment"
-    names = ("reflection", "continuations", "teacher")
-    modes = [*(name for name in names if getattr(collect, name)), *["opponent"] * self_play]
-    if collect.teacher is not None and rounds and algorithm.needs_sampled_tokens:
-        yield Problem(
-            "collect.teacher",
-            f"{algorithm.name} learns only from tokens that the policy sampled; expected null, or algorithm=sft, "
-            "distill or a preference algorithm",
-        )
-    if collect.teacher is not None and collect.teacher.samples > collect.group_size:
-        yield Problem(
-            "collect.teacher.samples",
-            f"{collect.teacher.samples}: a group has collect.group_size={collect.group_size} episodes; expected at "
-            "most that",
-        )
-    if self_play and "opponent" not in inspect.signature(environment.factory()).parameters:
-        yield Problem(
-            "collect.opponent",
-            f"{collect.opponent}: {environment.target} has no parameter `opponent`; expected environment, or a game "
-            "with two sides, such as environment=tictactoe",
-        )
+    """Check the player of the rounds, which use at most one."""
     if environment.arguments.get("opponent") == "agent":
         yield Problem(
             "environment.opponent",
             "agent: leaves the opponent's moves to the agent, in evaluations too; expected another value, and "
             "collect.opponent=policy or base for the rounds",
         )
-    if collect.partial is not None:
-        yield from _partial_problems(collect, agent, [*modes, *(["refills"] if collect.refills else [])])
-    if agent.function is not None:
-        for name in modes:
-            yield Problem(f"collect.{name}", "needs the agent loop, which agent.function replaces; expected it unset")
-    for name in sorted({*modes} - {"reflection", "teacher"}):
-        if agent.format == "code":
-            yield Problem(
-                f"collect.{name}",
-                "resumes after a single action, but one code block of agent.format=code may run several; expected "
-                "another format",
-            )
-    if agent.roles is not None:
-        for name in sorted({*modes} - {"reflection", "teacher"}):
-            yield Problem(
-                f"collect.{name}", "supports a single agent, but agent.roles has several; expected agent.roles=null"
-            )
-    if len(modes) > 1:
-        yield Problem(f"collect.{modes[1]}", f"cannot be combined with collect.{modes[0]}; expected one of them")
-    if collect.reflection and collect.reflection.demonstrate and rounds and algorithm.needs_sampled_tokens:
-        yield Problem(
-            "collect.reflection.demonstrate",
-            f"true: demonstrations are text, but {algorithm.name} learns only from sampled tokens; expected false, or "
-            "algorithm=sft, distill or a preference algorithm",
-        )
-
-
-def _partial_problems(collect: CollectSpec, agent: AgentSpec, excluded: Sequence[str]) -> Iterator[Problem]:
-    """Yield the problems of partial rollouts. excluded: options in use that belong to a whole episode or round."""
-    assert collect.partial is not None
-    turns = collect.partial.turns
-    if turns is not None and turns >= agent.max_turns:
-        yield Problem(
-            "collect.partial.turns",
-            f"{turns}: no episode has more than agent.max_turns={agent.max_turns} messages, so none is paused; "
-            "expected less, or collect.partial=null",
-        )
-    for name in excluded:
-        yield Problem(f"collect.{name}", "needs whole episodes, which collect.partial pauses; expected it unset")
-    for name in ("function", "roles"):
-        if getattr(agent, name) is not None:
-            yield Problem(
-                f"agent.{name}",
-                "collect.partial pauses the agent loop of a single agent; expected null for one of them",
-            )
+    sampled_only = algorithm.name if rounds and algorithm.needs_sampled_tokens else None
+    setup = PlaySetup(agent, environment, collect.group_size, collect.refills, sampled_only)
+    declared = collect.players()
+    for player in declared:
+        yield from player.problems(setup)
+    yield from (declared[0].excluded(player) for player in declared[1:])
 
 
 def tokens(inference: InferenceSpec, rounds: int) -> Iterator[Problem]:

@@ -14,7 +14,8 @@ from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
 from components.rewards.llm.spec import asks_policy
-from components.rollout.spec import AgentSpec, CollectSpec
+from components.rollout.collect_spec import CollectSpec
+from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.roles import MAIN, PLANNER, WORKER
 from flows.experiment.feedback import FeedbackSpec

@@ -16,8 +16,8 @@ from components.environments.protocol import Environment
 from components.errors import Problem, ResourceError, SpecError
 from components.evaluation.spec import EvaluateSpec
 from components.exceptions import described
+from components.rollout.collect_spec import CollectSpec
 from components.rollout.collector import choose_scenarios
-from components.rollout.spec import CollectSpec
 from components.specs import Target
 from components.trajectories.groups import misnamed
 from components.trajectories.schema import Scenario
