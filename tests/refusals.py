@@ -25,3 +25,10 @@ def wrong_refusals(
                 continue
         wrong.append((case, pattern, said))
     return wrong
+
+
+def wrong_problems(
+    cases: Iterable[tuple[Any, str, str]], attempt: Callable[[Any], object]
+) -> list[tuple[Any, str, str]]:
+    """Return the same of cases whose error names a key: (argument of `attempt`, key, pattern of what is said of it)."""
+    return wrong_refusals([(case, rf"(?<![\w.]){re.escape(key)}: .*{words}") for case, key, words in cases], attempt)

@@ -20,6 +20,8 @@ from flows.execution.executor import Execution
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import RunRecord, StageRecord, recording
+from flows.planning.plan import plan
+from flows.planning.run_plan import PlannedStage
 from flows.recipes.outcome import RunOutcome
 from flows.recipes.run import Run
 from flows.stages import STAGES
@@ -40,6 +42,17 @@ class Interrupted(Exception):
 
 def spec_of(root: Path, **changes: Any) -> ExperimentSpec:
     return validate(ExperimentSpec, {**DATA, "root": str(root), **changes})
+
+
+def planned(root: Path, **changes: Any) -> dict[str, PlannedStage]:
+    """The stages in the plan of the test experiment with these changes, by label."""
+    return {stage.label: stage for stage in plan(spec_of(root, **changes)).stages}
+
+
+def edit_manifest(root: Path, stage: StageRecord, **values: Any) -> None:
+    """Replace values in the manifest of a stage's artifact."""
+    path = root / "artifacts" / stage.key / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def pretend(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +20,6 @@ from flows.reporting.comparison import LISTED, compare
 from flows.stages import STAGES
 from tests.evaluation.test_report import INJECTION, Page, episode
 from tests.flows.pretend import pretend
-
-CODE = Path(__file__).resolve().parents[2]
 
 
 def played(solved: set[int], count: int = 12, **more) -> list:
@@ -69,7 +65,7 @@ def page(root: Path, *runs) -> Page:
     return Page((root / "compare" / f"{'-'.join(run[:8] for run in runs)}.html").read_text())
 
 
-def test_the_configuration_is_told_where_it_differs_and_by_what_it_does(two):
+def test_two_runs_differ_in_settings_results_time_and_cost(two):
     root, one, other = two
     comparison = compare(root, [one.id, other.id])
     assert comparison.results == {"seed": ["0", "1"], "algorithm.learning_rate": ["0.0001", "0.0005"]}
@@ -78,6 +74,30 @@ def test_the_configuration_is_told_where_it_differs_and_by_what_it_does(two):
         "compute.default": ["local", "process"],
         "git commit": ["null", "c" * 40],
     }
+    first, second = comparison.runs
+    assert list(first.evaluations) == ["start", "sft", "final"]
+    assert first.evaluations["final"].summary == summarise(BEFORE)
+    assert second.evaluations["final"].summary == summarise(AFTER)
+    (against,) = comparison.against
+    assert against.title == "B after GRPO against A after GRPO"
+    assert against.difference == paired_difference(BEFORE, AFTER)
+    assert against.improved == [f"shop-{n}" for n in (3, 4, 5, 6, 7)]
+    assert against.regressed == ["shop-0"]
+    assert {name: [side.success for side in pair] for name, pair in against.pairs.items()} == {
+        **{f"shop-{n}": [False, True] for n in (3, 4, 5, 6, 7)},
+        "shop-0": [True, False],
+    }
+    assert {number: values["reward"] for number, values in first.rounds.items()} == {1: 0.1, 2: 0.2}
+    assert {number: values["kl"] for number, values in second.rounds.items()} == {1: 0.1, 2: 0.2}
+    cached = [stage.label for stage in other.stages if stage.status == "cached"]
+    assert cached == ["evaluate[start]"]
+    assert (second.total.ran, second.total.cached) == (len(other.stages) - 1, 1)
+    assert second.stages["train"].seconds == sum(
+        stage.seconds for stage in other.stages if stage.label.startswith("train")
+    )
+    assert second.total.cost == pytest.approx(0.25 * second.total.ran)
+    assert second.stages["evaluate"].cost == pytest.approx(0.5)  # one of the three was found
+    assert first.total.cost == 0
 
 
 def test_an_argument_of_a_target_and_a_part_that_only_one_has(tmp_path):
@@ -105,39 +125,6 @@ def test_another_version_of_a_stage_and_other_source_of_the_users_code_determine
     assert differences["version of collect"] == [str(collects), "99"]
     assert differences["version of evaluate"] == [str(evaluates), "99"]
     assert differences["source of mine.Keep"] == ["–", "5" * 12]
-
-
-def test_results_have_intervals_and_the_difference_is_paired(two):
-    root, one, other = two
-    comparison = compare(root, [one.id, other.id])
-    assert list(comparison.runs[0].evaluations) == ["start", "sft", "final"]
-    assert comparison.runs[0].evaluations["final"].summary == summarise(BEFORE)
-    assert comparison.runs[1].evaluations["final"].summary == summarise(AFTER)
-    (against,) = comparison.against
-    assert against.title == "B after GRPO against A after GRPO"
-    assert against.difference == paired_difference(BEFORE, AFTER)
-    assert against.improved == [f"shop-{n}" for n in (3, 4, 5, 6, 7)]
-    assert against.regressed == ["shop-0"]
-    assert {name: [side.success for side in pair] for name, pair in against.pairs.items()} == {
-        **{f"shop-{n}": [False, True] for n in (3, 4, 5, 6, 7)},
-        "shop-0": [True, False],
-    }
-
-
-def test_rounds_stages_time_and_cost(two):
-    root, one, other = two
-    first, second = compare(root, [one.id, other.id]).runs
-    assert {number: values["reward"] for number, values in first.rounds.items()} == {1: 0.1, 2: 0.2}
-    assert {number: values["kl"] for number, values in second.rounds.items()} == {1: 0.1, 2: 0.2}
-    cached = [stage.label for stage in other.stages if stage.status == "cached"]
-    assert cached == ["evaluate[start]"]
-    assert (second.total.ran, second.total.cached) == (len(other.stages) - 1, 1)
-    assert second.stages["train"].seconds == sum(
-        stage.seconds for stage in other.stages if stage.label.startswith("train")
-    )
-    assert second.total.cost == pytest.approx(0.25 * second.total.ran)
-    assert second.stages["evaluate"].cost == pytest.approx(0.5)  # one of the three was found
-    assert first.total.cost == 0
 
 
 def test_time_is_what_a_person_waited(tmp_path, capsys):
@@ -492,18 +479,6 @@ def test_secrets_stay_masked(tmp_path):
     assert "hush" not in next((tmp_path / "compare").iterdir()).read_text()
 
 
-def test_neither_torch_nor_prefect_nor_mlflow_is_imported(two):
-    root, one, other = two
-    code = f"""
-import sys
-from flows.compare import main
-assert main([{one.id!r}, {other.id!r}, {f"root={root}"!r}]) == 0
-print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=600)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
 def seeded(root: Path, solved, **changes) -> list:
     """Return one run for each set of solved scenarios, with the seeds 0, 1, …"""
     return [
@@ -522,7 +497,7 @@ def settings(tmp_path_factory):
     return root, before, after
 
 
-def test_runs_that_differ_in_their_seed_form_sides_with_a_verdict(settings, capsys):
+def test_runs_that_differ_in_their_seed_form_sides_with_a_verdict_and_a_page(settings, capsys, tmp_path):
     root, before, after = settings
     assert main([run.id for run in (*before, *after)] + [f"root={root}", "--json"]) == 0
     data = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -539,10 +514,6 @@ def test_runs_that_differ_in_their_seed_form_sides_with_a_verdict(settings, caps
     assert (stated["side"], stated["baseline"], stated["verdict"]) == ("old", "new", "worse")
     assert stated["seeds"] == {"new": [0, 2], "old": [0, 1, 2]}
     assert stated["method"].endswith("paired by scenario")
-
-
-def test_the_page_of_sides_has_the_verdict_and_the_command(settings, tmp_path):
-    root, before, after = settings
     sides = [f"A={','.join(run.short for run in before)}", f"B={','.join(run.short for run in after)}"]
     path = tmp_path / "page.html"
     assert main([*sides, f"root={root}", "--html", str(path)]) == 0

@@ -19,14 +19,13 @@ from flows.experiment import feedback
 from flows.experiment.requests import Requests
 from flows.history.lineage_graph import Lineage
 from flows.history.records import RunRecord
-from flows.planning.plan import plan
 from flows.reporting.lineage import show
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
 from flows.stages.feedback import FeedbackStage
 from tests.flows.annotated import EPISODES, played
 from tests.flows.declarations import check_artifact
-from tests.flows.pretend import run_stages, spec_of
+from tests.flows.pretend import planned, run_stages, spec_of
 from tests.trajectories.said import chose, corrected, rated
 
 SFT = {"name": "sft", "weight_temperature": 0.25, "learning_rate": 1e-2, "epochs": 3, "pack_tokens": 512}
@@ -139,7 +138,7 @@ def test_a_plan_knows_what_will_be_learned(tmp_path):
     run = played(tmp_path)
     append(tmp_path / FOLDER / "x.jsonl", [rated(EPISODES[0], 5, artifact=run.stage("collect[1]").digest)])
     part = {"path": str(tmp_path / FOLDER), "algorithm": SFT}
-    found = {one.label: one for one in plan(spec_of(tmp_path, rounds=1, fork=run.id, feedback=part)).stages}
+    found = planned(tmp_path, rounds=1, fork=run.id, feedback=part)
     assert list(found)[:3] == ["evaluate[start]", "feedback", "train[feedback]"]
     assert found["feedback"].inputs == {"episodes_1": "annotated episodes_1"}
     assert found["train[feedback]"].inputs["trajectories"] == "feedback"

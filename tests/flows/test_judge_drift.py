@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.errors import GuardTriggered, SpecError
+from components.errors import GuardTriggered
 from components.trajectories.store import write_trajectories
 from flows.execution.executor import Execution, FinishedStage
 from flows.history.records import Records
@@ -19,6 +19,7 @@ from flows.reporting.console_lines import round_teller
 from flows.stages.anchors import anchor_label, drift_metrics, sample_anchors
 from flows.stages.base import Context, Request
 from tests.flows.pretend import pretend, spec_of
+from tests.refusals import wrong_problems
 from tests.rewards.judge_server import GOOD, Asked, Reply, by_quality, judge_server
 from tests.trajectories.builders import FAILURE, episode, talk
 
@@ -61,11 +62,7 @@ def settings(url: str, **changes):
     guards = {"judge_drift": "warn", "anchors": ANCHORS, **changes.pop("guards", {})}
     collect = {"scenarios": SCENARIOS, "group_size": SAMPLES}
     base = {"rounds": ROUNDS, "reward": reward, "collect": collect, "warmup": None, "guards": guards}
-    return (
-        base
-        | {"environment": {"_target_": "components.environments.worlds.shop.Shop", "train": 16, "heldout": 4}}
-        | changes
-    )
+    return base | changes
 
 
 def played(root: Path, url: str, **changes):
@@ -95,15 +92,12 @@ def swapped_run(tmp_path_factory):
     return SimpleNamespace(root=root, run=run, again=again, asked=asked)
 
 
-def test_the_alarm_comes_in_the_round_of_the_swap_and_once(swapped_run):
+def test_the_alarm_comes_in_the_round_of_the_swap_and_once_also_from_the_cache(swapped_run):
     assert strikes(swapped_run.run) == [("judge_drift", SWAPPED)]
     message = swapped_run.run.notices[0].message
     assert f"on the same episodes of {ANCHORS} scenarios as at its first judgement" in message
     assert "its mean score shifted by -0." in message
     assert "limit p = 0.00083 (drift_alpha=0.01 over 12 tests)" in message
-
-
-def test_the_same_command_strikes_again_without_a_question(swapped_run):
     assert strikes(swapped_run.again) == [("judge_drift", SWAPPED)]
     judged = [stage for stage in swapped_run.again.stages if stage.label.startswith("judge[")]
     assert {stage.status for stage in judged} == {"cached"}
@@ -257,20 +251,14 @@ REFUSED = [
     ({"collect": {"scenarios": 4, "group_size": 2}}, "guards.judge_drift", "at least 12"),
     ({"guards": {"drift_alpha": 0}}, "guards.drift_alpha", "more than 0"),
     ({"guards": {"anchors": 0}}, "guards.anchors", "1"),
-    (
-        {"reward_model": {"algorithm": {"name": "reward_model"}}},
-        "guards.judge_drift",
-        "reward models score the rounds",
-    ),
+    ({"reward_model": {"algorithm": {"name": "reward_model"}}}, "guards.judge_drift", "reward models score the rounds"),
 ]
 """Changes, the key that is refused, and why."""
 
 
 def test_what_cannot_raise_an_alarm_is_refused(tmp_path):
-    for changes, path, message in REFUSED:
-        with pytest.raises(SpecError) as error:
-            spec_of(tmp_path, **settings("http://127.0.0.1:9/v1", **changes))
-        assert [problem.path for problem in error.value.problems if message in problem.message] == [path], changes
+    url = "http://127.0.0.1:9/v1"
+    assert wrong_problems(REFUSED, lambda changes: spec_of(tmp_path, **settings(url, **changes))) == []
 
 
 def test_a_judge_that_no_longer_answers_all_is_reported(tmp_path):

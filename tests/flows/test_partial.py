@@ -13,11 +13,10 @@ from components.trajectories.store import read_trajectories
 from components.trajectories.versions import PAUSED, VERSIONS, token_policies, versions_of
 from flows.execution.executor import Execution
 from flows.execution.overlap import Concurrent
-from flows.planning.plan import plan
 from flows.recipes.run import Run
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
-from tests.flows.pretend import spec_of
+from tests.flows.pretend import planned, spec_of
 from tests.flows.test_online_rl import DATA, Recorder
 from tests.flows.test_overlap import plainly
 from tests.flows.test_recipes import CURRICULUM, TICTACTOE
@@ -157,6 +156,5 @@ def test_a_run_repeats_its_bytes_and_trains_on_complete_groups_alone(tmp_path, s
 
 
 def test_the_plan_names_the_collection_that_continues(tmp_path):
-    planned = {stage.label: stage for stage in plan(spec_of(tmp_path, **with_collect(overlap=2))).stages}
-    assert planned["collect[4]"].inputs["paused"] == "collect[2]"
-    assert planned["collect[4]"].inputs["policy"] == "train[1]"
+    inputs = planned(tmp_path, **with_collect(overlap=2))["collect[4]"].inputs
+    assert (inputs["paused"], inputs["policy"]) == ("collect[2]", "train[1]")

@@ -17,18 +17,15 @@ from flows import plan as command
 from flows.history.records import Records
 from flows.plan import show
 from flows.planning.plan import plan
-from tests.flows.pretend import pretend, spec_of
+from tests.flows.pretend import edit_manifest, planned, pretend, spec_of
 from tests.flows.test_online_rl import DATA
 
 CODE = Path(__file__).resolve().parents[2]
-
-
-def statuses(root: Path, **changes) -> dict[str, str]:
-    return {one.label: one.status for one in plan(spec_of(root, **changes)).stages}
+FASTER = {"name": "grpo", "learning_rate": 5e-4}
 
 
 def reasons(root: Path, **changes) -> dict[str, list[str]]:
-    return {one.label: one.why for one in plan(spec_of(root, **changes)).stages if one.why}
+    return {label: stage.why for label, stage in planned(root, **changes).items() if stage.why}
 
 
 def test_at_first_everything_runs_and_nothing_is_known(tmp_path):
@@ -50,7 +47,7 @@ def test_after_the_run_everything_is_found(tmp_path):
 
 def test_one_changed_key_says_which_stages_it_makes_run_and_why(tmp_path):
     run = pretend(tmp_path)
-    why = reasons(tmp_path, algorithm={"name": "grpo", "learning_rate": 5e-4})
+    why = reasons(tmp_path, algorithm=FASTER)
     assert list(why) == [
         "train[1]",
         *(f"{stage}[2]" for stage in ("collect", "judge", "filter", "train")),
@@ -68,11 +65,7 @@ def test_one_changed_key_says_which_stages_it_makes_run_and_why(tmp_path):
 DIFFERENCES = [
     ({"seed": 3}, "collect[1]", "seed: 0 → 3"),
     ({"evaluate": {"scenarios": 2}}, "evaluate[start]", "evaluate.scenarios: null → 2"),
-    (
-        {"reward": {"_target_": "components.rewards.rules.outcome.Outcome", "turn_cost": 0.1}},
-        "judge[1]",
-        "turn_cost",
-    ),
+    ({"reward": {**DATA["reward"], "turn_cost": 0.1}}, "judge[1]", "turn_cost"),
 ]
 
 
@@ -84,21 +77,15 @@ def test_the_reason_is_the_part_of_the_key_that_differs(tmp_path):
 
 def test_the_nearest_of_several_runs_gives_the_reason(tmp_path):
     pretend(tmp_path, rounds=1)
-    pretend(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4, "epochs": 2})
-    why = reasons(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4})
+    pretend(tmp_path, rounds=1, algorithm={**FASTER, "epochs": 2})
+    why = reasons(tmp_path, rounds=1, algorithm=FASTER)
     assert why["train[1]"] in (["algorithm.epochs: 2 → 1"], ["algorithm.learning_rate: 0.0001 → 0.0005"])
 
 
 def test_what_does_not_determine_the_result_makes_nothing_run(tmp_path):
     pretend(tmp_path)
-    assert (
-        reasons(
-            tmp_path,
-            compute={"default": "process", "save_every": 1},
-            collect={"scenarios": 4, "group_size": 2, "concurrency": 3},
-        )
-        == {}
-    )
+    collect = {"scenarios": 4, "group_size": 2, "concurrency": 3}
+    assert reasons(tmp_path, compute={"default": "process", "save_every": 1}, collect=collect) == {}
 
 
 def test_a_stage_whose_artifact_is_gone_says_so(tmp_path):
@@ -110,23 +97,18 @@ def test_a_stage_whose_artifact_is_gone_says_so(tmp_path):
 
 
 def test_unfinished_work_is_seen(tmp_path):
-    run = pretend(tmp_path, stop_at="train[2]")
-    key = next(one.key for one in plan(spec_of(tmp_path)).stages if one.label == "train[2]")
-    assert key
-    assert key not in {one.key for one in run.stages}
-    assert statuses(tmp_path)["train[2]"] == "run"
-    (Store(tmp_path / "artifacts").scratch(key) / "unfinished").mkdir()
-    assert statuses(tmp_path)["train[2]"] == "unfinished"
-    [train] = [one for one in plan(spec_of(tmp_path)).stages if one.label == "train[2]"]
-    assert train.why == ["resumes an interrupted attempt"]
+    pretend(tmp_path, stop_at="train[2]")
+    train = planned(tmp_path)["train[2]"]
+    assert train.status == "run"
+    (Store(tmp_path / "artifacts").scratch(train.key) / "unfinished").mkdir()
+    train = planned(tmp_path)["train[2]"]
+    assert (train.status, train.why) == ("unfinished", ["resumes an interrupted attempt"])
 
 
 def test_time_and_cost_follow_from_earlier_stages(tmp_path):
     run = pretend(tmp_path, rounds=1)
     for one in run.stages:
-        manifest = tmp_path / "artifacts" / one.key / "manifest.json"
-        data = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps({**data, "seconds": 36.0}))
+        edit_manifest(tmp_path, one, seconds=36.0)
     compute = {"price": 10, "prices": {"train": 100, "evaluate": 0}}
     found = plan(spec_of(tmp_path, rounds=1, seed=1, collect={"scenarios": 8, "group_size": 2}, compute=compute))
     by_label = {one.label: one for one in found.stages}
@@ -149,10 +131,10 @@ TIMES = [
 
 
 def test_the_plan_says_whether_times_include_the_start_of_processes(tmp_path):
-    for number, (earlier, planned, expected) in enumerate(TIMES):
+    for number, (earlier, later, expected) in enumerate(TIMES):
         root = tmp_path / str(number)
         pretend(root, rounds=1, compute=earlier)
-        notes = plan(spec_of(root, rounds=1, seed=1, compute=planned)).notes
+        notes = plan(spec_of(root, rounds=1, seed=1, compute=later)).notes
         about_times = [note for note in notes if note.startswith("the times of ")]
         assert [words in note for note, words in zip(about_times, expected, strict=True)] == [True] * len(expected)
         assert all("collect" in note and "train" in note for note in about_times)
@@ -160,41 +142,35 @@ def test_the_plan_says_whether_times_include_the_start_of_processes(tmp_path):
 
 def test_demonstrations_say_nothing_of_the_episodes_of_a_policy_nor_sft_of_grpo(tmp_path):
     pretend(tmp_path, stop_at="evaluate[sft]")
-    by_label = {one.label: one for one in plan(spec_of(tmp_path, rounds=1)).stages}
+    stages = planned(tmp_path, rounds=1)
     for label in ("collect[1]", "train[1]"):
-        assert by_label[label].why == ["no similar stage has run"]
-        assert by_label[label].seconds is None
+        assert (stages[label].why, stages[label].seconds) == (["no similar stage has run"], None)
 
 
 def test_the_time_is_the_median_of_those_that_are_equally_near(tmp_path):
     """The first stage of a process also imports what all of them need."""
     run = pretend(tmp_path, rounds=1)
     for seconds, one in zip((30.0, 2.0, 3.0), [s for s in run.stages if s.label.startswith("evaluate")], strict=True):
-        manifest = tmp_path / "artifacts" / one.key / "manifest.json"
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "seconds": seconds}))
-    changed = plan(spec_of(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4})).stages
-    assert next(one.seconds for one in changed if one.label == "evaluate[final]") == 3.0
+        edit_manifest(tmp_path, one, seconds=seconds)
+    assert planned(tmp_path, rounds=1, algorithm=FASTER)["evaluate[final]"].seconds == 3.0
 
 
 def test_the_time_of_another_model_is_no_estimate(tmp_path):
     pretend(tmp_path, rounds=1)
-    planned = plan(spec_of(tmp_path, rounds=1, model={"name": "small", "source": "random"})).stages
-    by_label = {one.label: one for one in planned}
+    stages = planned(tmp_path, rounds=1, model={"name": "small", "source": "random"})
     for label in ("evaluate[start]", "collect[1]", "train[1]"):
-        assert by_label[label].seconds is None
-        assert any(reason.startswith("model.name: ") for reason in by_label[label].why)
+        assert stages[label].seconds is None
+        assert any(reason.startswith("model.name: ") for reason in stages[label].why)
 
 
 def test_rounds_are_counted_from_one(tmp_path):
     pretend(tmp_path, rounds=1)
-    [collect] = [one for one in plan(spec_of(tmp_path, rounds=2)).stages if one.label == "collect[2]"]
-    assert collect.why[0] == "round: 1 → 2"
+    assert planned(tmp_path, rounds=2)["collect[2]"].why[0] == "round: 1 → 2"
 
 
 def test_what_a_newer_version_has_written_is_refused(tmp_path):
     run = pretend(tmp_path, rounds=1)
-    manifest = tmp_path / "artifacts" / run.stage("deploy").key / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": 99}))
+    edit_manifest(tmp_path, run.stage("deploy"), schema_version=99)
     with pytest.raises(SchemaMismatch, match="newer version of Espalier"):
         plan(spec_of(tmp_path, rounds=1))
 
@@ -228,41 +204,35 @@ def test_a_plan_changes_nothing(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_the_text_names_every_stage_and_sums_up(tmp_path):
+def test_the_text_names_every_stage_with_its_first_reason_and_sums_up(tmp_path):
     pretend(tmp_path, rounds=1)
-    text = show(plan(spec_of(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4})))
-    assert "train[1]" in text
+    found = plan(spec_of(tmp_path, rounds=1, algorithm={**FASTER, "epochs": 2}))
+    text = show(found)
     assert "evaluate[start]" in text
-    assert "algorithm.learning_rate: 0.0001 → 0.0005" in text
+    assert "algorithm.learning_rate: 0.0001 → 0.0005; 1 more" in text
+    assert "algorithm.epochs" not in text
     assert "12 stages, 9 cached, 3 to run" in text
+    assert "algorithm.epochs: 1 → 2" in show(found, why=True)
 
 
 def test_an_experiment_without_an_earlier_run_is_compared_with_others_on_request(tmp_path, capsys):
     assert not plan(spec_of(tmp_path, name="new")).new  # nothing to compare with
     pretend(tmp_path, rounds=1)
     changes = {"rounds": 1, "name": "new", "environment": {**DATA["environment"], "train": 32}}
-    planned = plan(spec_of(tmp_path, **changes))
-    text = show(planned)
-    assert len(text.splitlines()) == 1 + len(planned.stages) + 2
+    found = plan(spec_of(tmp_path, **changes))
+    text = show(found)
+    assert len(text.splitlines()) == 1 + len(found.stages) + 2
     assert "→" not in text
     assert text.endswith(f"no earlier run of new below {tmp_path}; --why compares it with other experiments\n")
-    assert "environment.train: 16 → 32" in show(planned, why=True)
+    assert "environment.train: 16 → 32" in show(found, why=True)
     assert not plan(spec_of(tmp_path, rounds=2)).new
-
-
-def test_a_stage_has_its_first_reason_and_all_on_request(tmp_path):
-    pretend(tmp_path, rounds=1)
-    planned = plan(spec_of(tmp_path, rounds=1, algorithm={"name": "grpo", "learning_rate": 5e-4, "epochs": 2}))
-    assert "algorithm.epochs" not in show(planned)
-    assert "algorithm.learning_rate: 0.0001 → 0.0005; 1 more" in show(planned)
-    assert "algorithm.epochs: 1 → 2" in show(planned, why=True)
 
 
 def test_a_fork_is_planned(tmp_path):
     run = pretend(tmp_path)
-    found = plan(spec_of(tmp_path, fork=f"{run.short}@1", rounds=3))
-    assert [one.label for one in found.stages][:2] == ["evaluate[start]", "collect[2]"]
-    assert {one.label: one.status for one in found.stages}["train[2]"] == "cached"
+    stages = planned(tmp_path, fork=f"{run.short}@1", rounds=3)
+    assert list(stages)[:2] == ["evaluate[start]", "collect[2]"]
+    assert stages["train[2]"].status == "cached"
 
 
 COURSE = {"rounds": 4, "evaluate": {"every": 1}, "early_stopping": {"patience": 1}}
@@ -280,6 +250,10 @@ def test_rounds_that_may_end_early_are_planned_to_the_last_one_at_most(tmp_path)
     assert show(found).endswith("may end the run earlier\n")
     assert found.to_json()["at_most"] is True
     assert not plan(spec_of(tmp_path, rounds=4, evaluate={"every": 1})).at_most
+    spec = spec_of(tmp_path, evaluate={"every": 1}, guards={"no_signal": "stop", "reward_hacking": "stop"})
+    assert plan(spec).notes == [
+        "this is an upper bound: guards.no_signal or guards.reward_hacking may end the run earlier"
+    ]
 
 
 def test_an_early_end_is_known_where_its_evaluations_are_there(tmp_path):
@@ -295,7 +269,7 @@ def test_an_early_end_is_known_where_its_evaluations_are_there(tmp_path):
 
 def test_the_best_policy_is_the_last_one_until_all_are_evaluated(tmp_path):
     course = {"rounds": 3, "evaluate": {"every": 2}, "deploy": {"policy": "best"}}
-    before = {one.label: one for one in plan(spec_of(tmp_path, **course)).stages}
+    before = planned(tmp_path, **course)
     assert before["deploy"].inputs["policy"] == "train[3]"
     assert (before["evaluate[3]"].status, before["evaluate[final]"].status) == ("run", "cached")
     assert "the run chooses it after all evaluations" in plan(spec_of(tmp_path, **course)).notes[0]
@@ -303,13 +277,6 @@ def test_the_best_policy_is_the_last_one_until_all_are_evaluated(tmp_path):
     found = plan(spec_of(tmp_path, **course))
     assert {one.label: one for one in found.stages}["deploy"].inputs["policy"] == "train[2]"
     assert "after round 2" in found.notes[0]
-
-
-def test_guards_that_stop_may_end_the_run_before(tmp_path):
-    spec = spec_of(tmp_path, evaluate={"every": 1}, guards={"no_signal": "stop", "reward_hacking": "stop"})
-    assert plan(spec).notes == [
-        "this is an upper bound: guards.no_signal or guards.reward_hacking may end the run earlier"
-    ]
 
 
 def test_the_command(tmp_path, capsys):
@@ -342,40 +309,43 @@ def test_the_command(tmp_path, capsys):
         assert "no run below" in capsys.readouterr().err
 
 
-def test_neither_torch_nor_prefect_nor_mlflow_is_imported(tmp_path):
+def test_commands_that_only_read_import_neither_torch_nor_prefect_nor_mlflow(tmp_path):
+    one, other = (pretend(tmp_path, rounds=1, seed=seed) for seed in (0, 1))
     code = f"""
 import sys
-from flows.plan import main
-main(["+experiment=quickstart", {f"root={tmp_path}"!r}])
+from flows.compare import main as compare
+from flows.plan import main as plan
+from flows.runs.lineage import main as lineage
+root = {f"root={tmp_path}"!r}
+assert plan(["+experiment=quickstart", root]) == compare([{one.id!r}, {other.id!r}, root]) == 0
+assert lineage([{one.id!r}, root]) == 0
 print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-    assert Records(tmp_path).all() == []
+    assert len(Records(tmp_path).all()) == 2  # a plan adds no run
 
 
-def judged(root: Path, **price):
+def judged(**price):
     """A reward that asks a judge behind a URL."""
     asks = {"name": "served", "url": "http://127.0.0.1:9/v1", "model": "judge", **price}
     return {"reward": {"_target_": "components.rewards.judges.ruler.Ruler", "model": asks}}
 
 
 def test_what_judges_cost_follows_from_what_they_did_for_an_episode_with_the_same_reward(tmp_path):
-    changes = judged(tmp_path, price={"input": 1, "output": 2})
+    changes = judged(price={"input": 1, "output": 2})
     figures = {"cost": 0.6, "scored": 5.0, "unscored": 1.0}  # 0.1 an episode
     pretend(tmp_path, rounds=1, metrics={"judge[1]": figures, "evaluate[final]": figures}, **changes)
-    found = plan(spec_of(tmp_path, rounds=1, seed=1, collect={"scenarios": 8, "group_size": 2}, **changes))
-    by_label = {one.label: one for one in found.stages}
-    assert by_label["judge[1]"].cost == pytest.approx(1.6)
-    assert by_label["collect[1]"].cost == 0
+    stages = planned(tmp_path, rounds=1, seed=1, collect={"scenarios": 8, "group_size": 2}, **changes)
+    assert (stages["judge[1]"].cost, stages["collect[1]"].cost) == (pytest.approx(1.6), 0)
     other = {"reward": {**changes["reward"], "seed": 7}}
-    assert {one.label: one.cost for one in plan(spec_of(tmp_path, rounds=1, **other)).stages}["judge[1]"] is None
+    assert planned(tmp_path, rounds=1, **other)["judge[1]"].cost is None
     free = plan(spec_of(tmp_path, rounds=1, seed=1))
     assert {one.cost for one in free.stages if one.stage == "judge"} == {0}
 
 
 def test_what_judges_of_unknown_price_cost_is_not_known(tmp_path):
-    changes = judged(tmp_path)
+    changes = judged()
     figures = {"cost": 0.0, "unpriced": 6.0, "scored": 6.0, "unscored": 0.0}
     pretend(tmp_path, rounds=1, metrics={"judge[1]": figures}, **changes)
     found = plan(spec_of(tmp_path, rounds=1, seed=1, **changes))
@@ -384,14 +354,21 @@ def test_what_judges_of_unknown_price_cost_is_not_known(tmp_path):
     assert "cost unknown for 4 of the others" in show(found)
 
 
-def test_a_key_that_is_missing_is_said(tmp_path, monkeypatch):
+def test_what_the_run_lacks_is_said(tmp_path, monkeypatch):
     monkeypatch.delenv("JUDGE_KEY", raising=False)
-    found = plan(spec_of(tmp_path, **judged(tmp_path, key_variable="JUDGE_KEY")))
-    assert "the run cannot start yet: reward.model.key_variable: the environment variable JUDGE_KEY is not set" in show(
-        found
-    )
+    python = str(tmp_path / "nowhere")
+    served = {"register_model": True, "target": {"name": "local", "engine": "vllm", "python": python}}
+    for changes, words in (
+        (judged(key_variable="JUDGE_KEY"), "reward.model.key_variable: the environment variable JUDGE_KEY is not set"),
+        (
+            {"inference": {"name": "vllm", "python": python}},
+            f"inference.python: vLLM's environment is not there ({python})",
+        ),
+        ({"deploy": served}, f"deploy.target.python: {python}, the Python of vLLM's environment, does not exist"),
+    ):
+        assert f"the run cannot start yet: {words}" in show(plan(spec_of(tmp_path, **changes)))
     monkeypatch.setenv("JUDGE_KEY", "x")
-    assert "cannot begin" not in show(plan(spec_of(tmp_path, **judged(tmp_path, key_variable="JUDGE_KEY"))))
+    assert "cannot start" not in show(plan(spec_of(tmp_path, **judged(key_variable="JUDGE_KEY"))))
 
 
 def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, monkeypatch):
@@ -423,24 +400,6 @@ def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, m
     assert "idle:" not in text  # no stage of this run is there
     kept = plan(spec_of(tmp_path, **shared), ask=ask)
     assert (kept.cost, len(asked)) == (0, 1)  # everything is found, nothing is asked
-
-
-def test_an_environment_of_vllm_that_is_missing_is_said(tmp_path):
-    python = str(tmp_path / "nowhere")
-    text = show(plan(spec_of(tmp_path, inference={"name": "vllm", "python": python})))
-    assert f"the run cannot start yet: inference.python: vLLM's environment is not there ({python})" in text
-    text = show(
-        plan(
-            spec_of(
-                tmp_path,
-                deploy={"register_model": True, "target": {"name": "local", "engine": "vllm", "python": python}},
-            )
-        )
-    )
-    assert (
-        f"the run cannot start yet: deploy.target.python: {python}, the Python of vLLM's environment, does not exist"
-        in text
-    )
 
 
 def test_a_sweep_is_planned_by_one_of_its_points(tmp_path, capsys):

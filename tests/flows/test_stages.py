@@ -71,24 +71,16 @@ def test_inputs_are_found_by_key_and_count_by_content(context):
     assert same.inputs == {"start": two.key}
 
 
-def test_width_is_not_in_the_key_and_neither_is_a_volatile_file_in_the_digest(context):
+def test_width_and_allowed_packages_are_not_in_the_key_nor_a_volatile_file_in_the_digest(context):
     narrow, _ = run_stage(Request("add", {"amount": 2, "width": 1}), context)
     assert run_stage(Request("add", {"amount": 2, "width": 9}), context) == (narrow, "cached")
     keys = {request_key(Request("add", {"amount": 2}, seed=seed), context) for seed in (0, 0, 1)}
     assert len(keys) == 2
-
-
-def test_the_allowed_packages_are_not_in_the_key(context):
     request = Request("add", {"amount": 2})
     assert request_key(replace(request, allow=("my_package",)), context) == request_key(request, context)
 
 
-def test_a_request_survives_json():
-    request = Request("add", {"amount": 2}, {"start": "k"}, 3, ("mine",))
-    assert Request.from_json(request.to_json()) == request
-
-
-def test_mistakes_in_a_request_are_named(context):
+def test_a_request_survives_json_and_its_mistakes_are_named(context):
     with pytest.raises(SpecError, match="Did you mean 'add'"):
         run_stage(Request("ad", {}), context)
     with pytest.raises(SpecError, match=r"add\.amount"):
@@ -98,6 +90,8 @@ def test_mistakes_in_a_request_are_named(context):
             Request.from_json(data)
     with pytest.raises(ArtifactDamaged, match="start"):
         run_stage(Request("add", {"amount": 1}, {"start": "0" * 64}), context)
+    request = Request("add", {"amount": 2}, {"start": "k"}, 3, ("mine",))
+    assert Request.from_json(request.to_json()) == request
 
 
 def test_a_failed_stage_leaves_its_scratch_and_no_artifact(context):
@@ -147,40 +141,37 @@ def key_part(stage, data):
     return validate(STAGES[stage].spec, data, allow=()).key_part()
 
 
-COLLECT_CHANGES = [
-    ({"collect": {"scenarios": 2, "group_size": 2, "concurrency": 1, "timeout": 5.0}}, True),
-    ({"model": {**MODEL, "device": "cpu"}}, True),
-    ({"model": {**MODEL, "lora": {"rank": 4}}}, True),
-    ({"environment": {**SHOP, "seed": 0}}, True),  # the default, written out
-    ({"collect": {"scenarios": 2, "group_size": 3}}, False),
-    ({"model": {**MODEL, "max_length": 512}}, False),
-    ({"environment": {**SHOP, "seed": 1}}, False),
-    ({"round": 1}, False),
-    ({"agent": {"max_turns": 3}}, False),
-    ({"actor": "solver"}, False),
-    ({"inference": {"name": "embedded"}}, True),
-    ({"inference": REMOTE}, False),
+OUTCOME = {"reward": {"_target_": "components.rewards.rules.outcome.Outcome"}}
+EVALUATION = {"model": MODEL, "environment": SHOP, "agent": {}, "evaluate": {}, **OUTCOME}
+SOLVER, SERVED = COLLECT | {"actor": "solver"}, COLLECT | {"inference": REMOTE}
+ELSEWHERE = {**REMOTE, "url": "https://there/v1", "retry_for": 1, "key_variable": "KEY"}
+KEYS = [
+    ("collect", COLLECT, {"collect": {"scenarios": 2, "group_size": 2, "concurrency": 1, "timeout": 5.0}}, True),
+    ("collect", COLLECT, {"model": {**MODEL, "device": "cpu"}}, True),
+    ("collect", COLLECT, {"model": {**MODEL, "lora": {"rank": 4}}}, True),
+    ("collect", COLLECT, {"environment": {**SHOP, "seed": 0}}, True),  # the default, written out
+    ("collect", COLLECT, {"collect": {"scenarios": 2, "group_size": 3}}, False),
+    ("collect", COLLECT, {"model": {**MODEL, "max_length": 512}}, False),
+    ("collect", COLLECT, {"environment": {**SHOP, "seed": 1}}, False),
+    ("collect", COLLECT, {"round": 1}, False),
+    ("collect", COLLECT, {"agent": {"max_turns": 3}}, False),
+    ("collect", COLLECT, {"actor": "solver"}, False),
+    ("collect", COLLECT, {"inference": {"name": "embedded"}}, True),
+    ("collect", COLLECT, {"inference": REMOTE}, False),
+    ("collect", SERVED, {"inference": ELSEWHERE}, True),
+    ("collect", SERVED, {"inference": {**REMOTE, "model": "other"}}, False),
+    # Demonstrations depend neither on the model nor on sampling.
+    ("collect", SOLVER, {"model": {"name": "other"}}, True),
+    ("collect", SOLVER, {"collect": {"scenarios": 2, "group_size": 1, "temperature": 0.5}}, True),
+    ("judge", OUTCOME, {"judge": {"concurrency": 1}}, True),
+    ("evaluate", EVALUATION, {"judge": {"concurrency": 1}}, True),
 ]
+"""Stage, spec, change, and whether the key stays."""
 
 
-def test_what_changes_the_key_of_collect():
-    plain = key_part("collect", COLLECT)
-    assert [
-        (change, key_part("collect", COLLECT | change) == plain) for change, _ in COLLECT_CHANGES
-    ] == COLLECT_CHANGES
-
-
-def test_where_a_server_is_does_not_change_the_key():
-    remote = COLLECT | {"inference": REMOTE}
-    elsewhere = COLLECT | {"inference": {**REMOTE, "url": "https://there/v1", "retry_for": 1, "key_variable": "KEY"}}
-    assert key_part("collect", remote) == key_part("collect", elsewhere)
-    assert key_part("collect", remote) != key_part("collect", COLLECT | {"inference": {**REMOTE, "model": "other"}})
-
-
-def test_demonstrations_do_not_depend_on_the_model_or_on_sampling():
-    solver = {**COLLECT, "actor": "solver"}
-    other = {**solver, "model": {"name": "other"}, "collect": {"scenarios": 2, "group_size": 1, "temperature": 0.5}}
-    assert key_part("collect", solver) == key_part("collect", other)
+def test_what_changes_a_key():
+    found = [key_part(stage, data | change) == key_part(stage, data) for stage, data, change, _ in KEYS]
+    assert [(*case[:3], same) for case, same in zip(KEYS, found, strict=True)] == KEYS
 
 
 class Scripted:
@@ -288,8 +279,7 @@ def test_a_scratch_folder_that_is_none_is_replaced(context, tmp_path):
 def test_demonstrations_judge_and_filter_from_end_to_end(context):
     shown, _ = run_stage(Request("collect", {**COLLECT, "actor": "solver"}), context)
     assert shown.metrics["success"] == 1
-    outcome = {"_target_": "components.rewards.rules.outcome.Outcome"}
-    scores, _ = run_stage(Request("judge", {"reward": outcome}, {"trajectories": shown.key}), context)
+    scores, _ = run_stage(Request("judge", OUTCOME, {"trajectories": shown.key}), context)
     assert scores.metrics["reward"] == 1
     everything = {"_target_": "components.filters.everything.Everything"}
     inputs = {"trajectories": shown.key, "scores": scores.key}
@@ -385,13 +375,6 @@ def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path,
     undisturbed, _ = run_stage(judging(reward, tmp_path, elsewhere), elsewhere)
     assert undisturbed.digest == artifact.digest
     assert undisturbed.metrics == artifact.metrics
-
-
-def test_how_many_judge_at_once_is_in_no_key():
-    judged = {"reward": {"_target_": "components.rewards.rules.outcome.Outcome"}}
-    evaluated = {"model": MODEL, "environment": SHOP, "agent": {}, "evaluate": {}, **judged}
-    for stage, data in (("judge", judged), ("evaluate", evaluated)):
-        assert key_part(stage, data) == key_part(stage, data | {"judge": {"concurrency": 1}})
 
 
 def test_a_judge_with_a_torn_file_in_its_scratch_asks_again(tmp_path, context, caplog):
@@ -495,13 +478,7 @@ def test_scores_of_other_trajectories_fail_the_filter_by_name(context):
         run_stage(Request("filter", {"filter": signal_}, inputs), context)
 
 
-EVALUATE = {
-    "model": MODEL,
-    "environment": SHOP,
-    "reward": {"_target_": "components.rewards.rules.outcome.Outcome"},
-    "agent": {},
-    "evaluate": {"scenarios": 3, "concurrency": 1},
-}
+EVALUATE = EVALUATION | {"evaluate": {"scenarios": 3, "concurrency": 1}}
 
 
 def test_an_evaluation_whose_reward_is_broken_keeps_its_episodes(context):

@@ -26,6 +26,7 @@ from flows.stages.episodes import figures
 from flows.stages.execute import run_stage
 from tests.flows import climber
 from tests.flows.pretend import pretend, spec_of
+from tests.refusals import wrong_problems
 from tests.trajectories.builders import episode, talk, tool_talk
 
 LENGTH, REPEATS = "tokens_per_episode", "repetition"
@@ -117,15 +118,12 @@ def test_shares_of_pairs_that_say_the_same_without_success():
     assert identical([]) == (None, None)
 
 
-def test_a_collection_states_them_among_its_figures():
+def test_a_collection_states_them_and_invalid_actions_among_its_figures():
     found = figures([spoken("a", 0, "x"), spoken("a", 1, "x"), spoken("b", 0, "x")])
     assert (found["identical_within"], found["identical_between"]) == (1.0, 1.0)
     played = climber.play("train", 2, 2, 30, 0.5, 0)
     assert figures(played)["repetition"] == sum(repetition(one, 3) for one in played) / 4
     assert "identical_within" not in figures([spoken("a", 0, "x")])
-
-
-def test_invalid_actions_are_averaged_over_the_episodes_that_count_them():
     counts = [3, 0, "many"]  # the last one is no number of an environment that we know
     episodes = [replace(spoken("a", n, "x"), outcome={"invalid_actions": count}) for n, count in enumerate(counts)]
     assert figures(episodes)["invalid_actions"] == 1.5
@@ -205,12 +203,9 @@ def test_tiny_differences_that_become_full_advantages_are_reported(tmp_path):
     with pytest.raises(GuardTriggered, match=r"guards\.amplified_rewards=warn resumes from here"):
         pretend(tmp_path / "a", rounds=3, metrics=metrics, guards={"amplified_rewards": "stop"})
     assert Records(tmp_path / "a").all()[0].stages[-1].label == "train[2]"
-
-
-def test_differences_that_are_large_in_the_run_are_not_reported(tmp_path):
     same = amplified((0.0005, 0.001), (0.0004, 0.001))  # rewards that are small as such
-    assert pretend(tmp_path / "a", rounds=2, metrics=same).notices == []
-    assert pretend(tmp_path / "b", rounds=2, metrics={"train[1]": {"loss": 0.1}}).notices == []
+    assert pretend(tmp_path / "small", rounds=2, metrics=same).notices == []
+    assert pretend(tmp_path / "none", rounds=2, metrics={"train[1]": {"loss": 0.1}}).notices == []
 
 
 def test_ensembles_inside_of_other_rewards_are_seen_too(tmp_path):
@@ -243,24 +238,20 @@ TRAINED = {"metrics": {f"judge[{n}]": {"reward": 0.1 * n} for n in range(1, 5)},
 OTHER = {"_target_": "components.rewards.rules.returned.Returned"}
 
 
-@pytest.mark.parametrize("independent", [True, False])
-def test_a_held_out_reward_that_falls_while_the_training_reward_rises(tmp_path, independent):
-    played = {"evaluate[sft]": GOOD, "evaluate[2]": GOOD, "evaluate[final]": BAD}
-    own = {"evaluate": {"every": 2, "reward": OTHER}} if independent else {}
-    run = pretend(tmp_path, episodes=played, **{**TRAINED, **own})
-    assert [(one.kind, one.step) for one in run.notices] == ([("heldout_reward", 4)] if independent else [])
-    if independent:
-        assert "held-out reward fell from 0.900 (step 2) to 0.420 (step 4)" in run.notices[0].message
-        assert (
-            pretend(tmp_path / "calm", episodes=played | {"evaluate[final]": GOOD}, **{**TRAINED, **own}).notices == []
-        )
-        slight = held(*[0.9] * 19, 0.0)  # one of twenty: within its interval of none
-        assert (
-            pretend(tmp_path / "slight", episodes=played | {"evaluate[final]": slight}, **{**TRAINED, **own}).notices
-            == []
-        )
-        with pytest.raises(GuardTriggered, match=r"guards\.heldout_reward=warn resumes from here"):
-            pretend(tmp_path, episodes=played, **{**TRAINED, **own}, guards={"heldout_reward": "stop"})
+def test_a_held_out_reward_that_falls_while_the_training_reward_rises(tmp_path):
+    def evaluated(name, final, **changes):
+        played = {"evaluate[sft]": GOOD, "evaluate[2]": GOOD, "evaluate[final]": final}
+        own = {"evaluate": {"every": 2, "reward": OTHER}}
+        return pretend(tmp_path / name, episodes=played, **{**TRAINED, **own, **changes}).notices
+
+    (notice,) = evaluated("fallen", BAD)
+    assert (notice.kind, notice.step) == ("heldout_reward", 4)
+    assert "held-out reward fell from 0.900 (step 2) to 0.420 (step 4)" in notice.message
+    assert evaluated("calm", GOOD) == []
+    assert evaluated("slight", held(*[0.9] * 19, 0.0)) == []  # one of twenty: within its interval of none
+    assert evaluated("dependent", BAD, evaluate={"every": 2}) == []
+    with pytest.raises(GuardTriggered, match=r"guards\.heldout_reward=warn resumes from here"):
+        evaluated("fallen", BAD, guards={"heldout_reward": "stop"})
 
 
 def test_evaluations_have_the_reward_that_is_given_them(tmp_path):
@@ -271,35 +262,22 @@ def test_evaluations_have_the_reward_that_is_given_them(tmp_path):
     assert Requests(spec_of(tmp_path)).evaluate(None).spec["reward"]["_target_"].endswith("Outcome")
 
 
+ENSEMBLE = {"rounds": 4, "reward_model": {"algorithm": {"name": "reward_model"}}}
 NO_RULES = [
     ({"guards": {"length_drift": "stop"}, "rounds": 3}, "guards.length_drift", "rounds=3 is too few"),
     ({"guards": {"heldout_reward": "stop"}, "evaluate": {"every": 1}}, "guards.heldout_reward", "another reward"),
     ({"guards": {"heldout_reward": "stop"}, "evaluate": {"reward": OTHER}}, "guards.heldout_reward", "every=0"),
-    (
-        {
-            "guards": {"ensemble_disagreement": "stop"},
-            "rounds": 4,
-            "reward_model": {"algorithm": {"name": "reward_model"}},
-        },
-        "guards.ensemble_disagreement",
-        "needs an ensemble of reward models, but reward_model.models=1",
-    ),
+    ({"guards": {"ensemble_disagreement": "stop"}, **ENSEMBLE}, "guards.ensemble_disagreement",
+     "needs an ensemble of reward models, but reward_model.models=1"),
     ({"guards": {"length_factor": 1.0}}, "guards.length_factor", "more than 1"),
     ({"guards": {"repetition_rise": 0}}, "guards.repetition_rise", "more than 0"),
     ({"guards": {"identical_answers": "halt"}}, "guards.identical_answers", "off, warn, stop"),
-    (
-        {"evaluate": {"reward": {"_target_": "components.filters.signal.Signal"}}},
-        "evaluate.reward._target_",
-        "score",
-    ),
-]
+    ({"evaluate": {"reward": {"_target_": "components.filters.signal.Signal"}}}, "evaluate.reward._target_", "score"),
+]  # fmt: skip
 
 
 def test_what_could_never_strike_is_no_rule(tmp_path):
-    for changes, path, why in NO_RULES:
-        with pytest.raises(SpecError) as caught:
-            spec_of(tmp_path, **changes)
-        assert why in {one.path: one.message for one in caught.value.problems}[path]
+    assert wrong_problems(NO_RULES, lambda changes: spec_of(tmp_path, **changes)) == []
 
 
 def test_an_ensemble_to_be_watched_that_none_is_is_said_after_the_first_round(tmp_path):
@@ -382,14 +360,7 @@ def test_a_long_answer_is_cut_and_a_notice_survives_its_record(tmp_path):
 def test_the_report_shows_what_was_found_and_escapes_what_the_policy_said():
     best = SampleEpisode("collect[4]", "s/1", "900 sampled tokens, reward 3", "<script>alert(1)</script>")
     page = render(Report("x", findings=[Finding("length_drift", 4, "tokens rose", [asdict(best)])]))
-    for words in (
-        "Findings of the guards",
-        "length_drift",
-        "after round 4",
-        "Tokens rose.",
-        "s/1",
-        "900 sampled tokens",
-    ):
+    for words in ("Findings of the guards", "length_drift", "after round 4", "Tokens rose.", "s/1", best.why):
         assert words in page
     assert "<script>alert" not in page
     assert "Findings of the guards" not in render(Report("x"))
