@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 def certify(spec: ExperimentSpec, counts: Mapping[str, int], overrides: Sequence[str]) -> CheckedSubject:
     """Certify model and engine of an experiment. Raises SpecError, ResourceError, and errors of environment and
     engine."""
-    from components.evaluation.certificate_page import CertificateCheck, render
     from components.json_text import read_json
     from components.models.weights import check_weights
     from flows.experiment.prerequisites import check_keys
     from flows.experiment.requests import Requests
     from flows.stages import STAGES
     from flows.stages.base import Context
-    from flows.stages.certify import FILE
+    from flows.stages.certify import FILE, certificate_page
     from flows.stages.execute import run_stage
     from flows.terminal.console import Console, duration, logging_to
     from flows.terminal.interrupt import Interruption
@@ -64,7 +63,7 @@ def certify(spec: ExperimentSpec, counts: Mapping[str, int], overrides: Sequence
         except CertificateFailed as failure:
             data, status = failure.data, "ran"
         console.line(f"certify {status} in {duration(time.monotonic() - start)}")
-    page = render(data["subject"], [CertificateCheck(**check) for check in data["checks"]], overrides)
+    page = certificate_page(data, overrides)
     data |= {"experiment": spec.name, "status": status}
     return CheckedSubject(data, spec.name, spec.name, page, data["subject"])
 

@@ -32,7 +32,7 @@ from flows.terminal.pages import write_page
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from components.evaluation.comparison import BaselineComparison, ComparedRun, RunComparison, StageTotal
+    from components.pages.comparison import BaselineComparison, ComparedRun, RunComparison, StageTotal
 
 BARS = "▁▂▃▄▅▆▇█"
 """Characters that draw a share from 0 to 1 in the terminal."""
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page (default: ROOT/compare/IDS.html)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_intermixed_args(argv)
-    from components.evaluation.comparison import render
+    from components.pages.comparison import render
 
     try:
         sides = stated_sides(options.runs)

@@ -55,7 +55,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Compare policies and return the result as JSON data. names: of the policies. samples: episodes per scenario;
     1: `evaluate.samples`. trust: read models that runs name. Raises SpecError, ResourceError, the stages' errors."""
-    from components.evaluation.policies_page import render
+    from components.pages.policies import render
     from flows.evaluation import comparison, policies
     from flows.stages.base import Context
     from flows.stages.episodes import scenarios_of

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def qualify(spec: ExperimentSpec, counts: Mapping[str, int], overrides: Sequence[str]) -> CheckedSubject:
     """Check the environment of an experiment."""
-    from components.evaluation.qualification_page import passed, render
+    from components.evaluation.checks import QUALIFICATION, all_passed
+    from components.pages.page import page
     from flows.qualification.qualification import qualify as run_checks
     from flows.stages.base import Context
 
@@ -32,11 +33,22 @@ def qualify(spec: ExperimentSpec, counts: Mapping[str, int], overrides: Sequence
     checks = run_checks(spec, counts["scenarios"], Context.created(spec.root, spec.store).cache)
     data = {
         "environment": environment,
-        "passed": passed(checks),
-        "checks": [check.to_json() for check in checks],
+        "passed": all_passed(checks),
+        "checks": [check.to_json(examples=[example.id for example in check.examples]) for check in checks],
     }
-    page = render(environment, checks, time.strftime("%Y-%m-%d %H:%M:%S"), overrides)
-    return CheckedSubject(data, environment, environment.rpartition(".")[2], page)
+    html = page(
+        "checks.html.j2",
+        kind="Qualification of an environment",
+        name="qualification",
+        title=environment,
+        facts=[time.strftime("%Y-%m-%d %H:%M:%S")],
+        data=data,
+        descriptions=QUALIFICATION,
+        examples={check.name: check.examples for check in checks if check.examples},
+        subject={},
+        overrides=overrides,
+    )
+    return CheckedSubject(data, environment, environment.rpartition(".")[2], html)
 
 
 COMMAND = ChecksCommand(

@@ -26,8 +26,8 @@ EMPTY_NAMES = {"one", "found", "told", "kept", "said", "seen", "made", "given", 
 STORED = {
     ("components/trajectories/schema.py", "kept"),  # column of stored selections
     ("components/rewards/composition/combined.py", "how"),  # key of the configuration
-    ("components/evaluation/comparison.py", "rest"),  # key of the JSON output of flows.compare
-    ("components/evaluation/report.py", "kept"),  # the report's figures of a selection
+    ("components/pages/comparison.py", "rest"),  # key of the JSON output of flows.compare
+    ("components/pages/report.py", "kept"),  # the report's figures of a selection
     ("components/sandbox/cells.py", "kept"),
     ("components/sandbox/remote.py", "given"),
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError
-from components.evaluation.certificate_page import CertificateCheck, check_result
+from components.evaluation.checks import PropertyCheck, check_result
 from components.inference.protocol import BASE_POLICY, Sampling
 from components.models import trained_weights
 from components.models.distribution import Cut
@@ -82,7 +82,7 @@ class Probes:
         yield
 
 
-def check_adapter(subject: Subject) -> CertificateCheck:
+def check_adapter(subject: Subject) -> PropertyCheck:
     """Deliver probes and the base model in turn, and name the weights that answer."""
     sampling = Sampling(max_tokens=subject.sampling.max_tokens)  # the whole distribution, so that only weights matter
     probes = Probes(subject, sample(subject, subject.deliver(None), sampling, samples=1, turns=1))

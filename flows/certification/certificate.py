@@ -16,8 +16,7 @@ from components.deployment.answers import TOLERANCE, answers_of, check_answers
 from components.deployment.export import export_adapter, export_merged
 from components.deployment.load import load_adapter
 from components.errors import ContextOverflow, EspalierError, PromptRefused
-from components.evaluation.certificate_page import CertificateCheck, check_result, skipped_check
-from components.evaluation.qualification_page import FAILED, SKIPPED, QualificationCheck
+from components.evaluation.checks import FAILED, SKIPPED, PropertyCheck, check_result, skipped_check
 from components.inference.conversations import stop_ids
 from components.inference.protocol import ChatRequest, Engine, ModelEngine, Sampling
 from components.models.trained_weights import is_whole
@@ -39,11 +38,11 @@ VACUOUS = 0.9
 qualify` fails, the certificate warns: an easy game may be chosen on purpose."""
 
 
-def check_environment(subject: Subject) -> list[CertificateCheck]:
+def check_environment(subject: Subject) -> list[PropertyCheck]:
     """Play the solver and chance, as `flows.qualify` does: the solver succeeds, chance fails."""
     make = subject.make_environment
 
-    async def play() -> list[CertificateCheck]:
+    async def play() -> list[PropertyCheck]:
         world = TestedInstance(make())
         try:
             tested = Qualification(make, world, {}, list(subject.played), min(TURNS, subject.agent.max_turns))
@@ -58,8 +57,8 @@ def check_environment(subject: Subject) -> list[CertificateCheck]:
 
 
 async def _checked(
-    name: str, check: Callable[[Qualification], Awaitable[QualificationCheck]], tested: Qualification, timeout: float
-) -> CertificateCheck:
+    name: str, check: Callable[[Qualification], Awaitable[PropertyCheck]], tested: Qualification, timeout: float
+) -> PropertyCheck:
     try:
         async with asyncio.timeout(timeout):
             qualified = await check(tested)
@@ -80,7 +79,7 @@ PROMPTS = 2
 """Maximum number of prompts."""
 
 
-def check_export(subject: Subject, folder: Path) -> CertificateCheck:
+def check_export(subject: Subject, folder: Path) -> PropertyCheck:
     """Export a policy, merged and as an adapter, load it as its users do, and compare its log-probabilities with the
     greedy answers of the engine (`components.deployment.answers`). folder: trained weights."""
     model, tolerance = subject.model, TOLERANCE[subject.model.dtype]
@@ -120,7 +119,7 @@ MOST_CUT = 0.5
 """Share of cut answers from which the check warns."""
 
 
-def check_limits(subject: Subject, engine: Engine) -> CertificateCheck:
+def check_limits(subject: Subject, engine: Engine) -> PropertyCheck:
     """Sample one answer to each opening. A prompt that exceeds the context fails, many cut answers warn: a model that
     is not trained yet may not end its answers, but one that can answer is cut in every turn."""
 
@@ -159,7 +158,7 @@ async def _answered(subject: Subject, engine: Engine, opening: Opening) -> Conve
 SPECIAL_TOKENS = "special_tokens"
 
 
-def check_special_tokens(subject: Subject, engine: Any = None) -> CertificateCheck:
+def check_special_tokens(subject: Subject, engine: Any = None) -> PropertyCheck:
     """Compare the stop tokens with the tokens of an assistant message. engine: its attribute `stop_ids` counts, if it
     has one."""
     chat, tokenizer = subject.chat, subject.chat.tokenizer
@@ -226,19 +225,17 @@ CHECKS = (
 """Checks in their order."""
 
 
-def certify(
-    subject: Subject, progress: Callable[[int, int], None] = lambda done, total: None
-) -> list[CertificateCheck]:
+def certify(subject: Subject, progress: Callable[[int, int], None] = lambda done, total: None) -> list[PropertyCheck]:
     """Return the result of each check. Raises the errors of the engine's construction, ResourceError among them."""
     engine = subject.deliver(None)
-    checks: list[CertificateCheck] = []
+    checks: list[PropertyCheck] = []
     for check in _run(subject, engine):
         checks.append(check)
         progress(len(checks), len(CHECKS))
     return checks
 
 
-def _run(subject: Subject, engine: ModelEngine) -> Iterator[CertificateCheck]:
+def _run(subject: Subject, engine: ModelEngine) -> Iterator[PropertyCheck]:
     yield _guarded(template.NAME, lambda: template.check_template(subject))
     yield _guarded(tool_calls.NAME, lambda: tool_calls.check_tool_calls(subject))
     yield _guarded(SPECIAL_TOKENS, lambda: check_special_tokens(subject, engine))
@@ -247,7 +244,7 @@ def _run(subject: Subject, engine: ModelEngine) -> Iterator[CertificateCheck]:
     yield from check_environment(subject)
 
 
-def _against_trainer(subject: Subject) -> Iterator[CertificateCheck]:
+def _against_trainer(subject: Subject) -> Iterator[PropertyCheck]:
     """Yield the checks that need token ids of the engine."""
     names = (sampler.LOGPROBS, sampler.KEPT_MASS, adapter.NAME, EXPORT)
     if not subject.returns_tokens:
@@ -275,7 +272,7 @@ def probe_folder(subject: Subject) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _guarded(name: str, check: Callable[[], CertificateCheck]) -> CertificateCheck:
+def _guarded(name: str, check: Callable[[], PropertyCheck]) -> PropertyCheck:
     """Run a check. An error of an engine or of the model's files is a failed check."""
     try:
         return check()
@@ -283,6 +280,6 @@ def _guarded(name: str, check: Callable[[], CertificateCheck]) -> CertificateChe
         return check_result(name, [f"{type(error).__name__}: {error}"], {})
 
 
-def failures_of(checks: Sequence[CertificateCheck]) -> list[CertificateCheck]:
+def failures_of(checks: Sequence[PropertyCheck]) -> list[PropertyCheck]:
     """Return the checks that failed."""
     return [check for check in checks if check.status == "failed"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from components.evaluation.certificate_page import CertificateCheck, check_result
+from components.evaluation.checks import PropertyCheck, check_result
 from components.inference.protocol import Engine
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
@@ -87,7 +87,7 @@ class Measured:
         return ""
 
 
-def check_logprobs(measured: Measured) -> CertificateCheck:
+def check_logprobs(measured: Measured) -> PropertyCheck:
     """Compare the log-probabilities of the sampled tokens."""
     subject = measured.subject
     difference = LogprobDifference.of(measured.sampler_S, measured.trainer_S)
@@ -107,7 +107,7 @@ def check_logprobs(measured: Measured) -> CertificateCheck:
     return check_result(LOGPROBS, failures, figures)
 
 
-def check_kept_mass(measured: Measured) -> CertificateCheck:
+def check_kept_mass(measured: Measured) -> PropertyCheck:
     """Compute the mass that the cut keeps, and compare the cuts of sampler and trainer."""
     kept_S = (measured.whole_S - measured.cut_S).exp().clamp(max=1.0)
     mean, least = float(kept_S.mean()), float(kept_S.min())

@@ -15,7 +15,7 @@ from typing import Any
 
 from components.environments.protocol import Messages
 from components.errors import PromptRefused, ResourceError
-from components.evaluation.certificate_page import CertificateCheck, check_result
+from components.evaluation.checks import PropertyCheck, check_result
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.protocol import ChatRequest
 from components.rollout.formats import SingleActionFormat
@@ -48,7 +48,7 @@ class Played:
         return len(self.recorder.histories)
 
 
-def check_template(subject: Subject) -> CertificateCheck:
+def check_template(subject: Subject) -> PropertyCheck:
     """Play the scripted episodes and compare the recorded histories with what was sampled."""
     plain = play(subject)
     thinking = play(subject, thinking=True)

@@ -12,7 +12,7 @@ from typing import Any
 from components import aio
 from components.environments.protocol import Step
 from components.errors import EspalierError, ResourceError
-from components.evaluation.certificate_page import CertificateCheck, check_result, skipped_check
+from components.evaluation.checks import PropertyCheck, check_result, skipped_check
 from components.rollout.action_format import Tools, UnparsedAction
 from components.rollout.formats import text_tool
 from flows.certification.subject import Subject, call_message, tool
@@ -46,7 +46,7 @@ CASES: dict[str, Calls] = {
 SPOKEN = "I look it up."
 
 
-def check_tool_calls(subject: Subject) -> CertificateCheck:
+def check_tool_calls(subject: Subject) -> PropertyCheck:
     """Write and read the probe calls, and a call of each tool of the environment."""
     failures = []
     count = 0

@@ -23,8 +23,8 @@ from components.json_text import read_json
 if TYPE_CHECKING:
     from components.artifacts import Artifact
     from components.evaluation.calibration import JudgedEpisode
-    from components.evaluation.calibration_page import Calibration, Disagreement
     from components.evaluation.thresholds import Mark
+    from components.pages.calibration import Calibration, Disagreement
     from components.specs import Target
     from components.trajectories.schema import Scenario
     from flows.experiment.spec import ExperimentSpec
@@ -174,8 +174,8 @@ def calibration(
 ) -> Calibration:
     """Return the calibration of the reward from the artifact of the `calibrate` stage and its episodes."""
     from components.evaluation import calibration as measures
-    from components.evaluation.calibration_page import Calibration
     from components.evaluation.thresholds import judge_by
+    from components.pages.calibration import Calibration
     from flows.stages.calibrate import TABLE
 
     rows = [measures.JudgedEpisode(**row) for row in read_json(judged.path / TABLE)]
@@ -244,7 +244,7 @@ def _misjudged(rows: Sequence[JudgedEpisode], judged: Artifact, episodes: Mappin
     import numpy as np
 
     from components.evaluation.calibration import ranks
-    from components.evaluation.calibration_page import Disagreement
+    from components.pages.calibration import Disagreement
     from components.trajectories.store import read_scores, read_trajectories
 
     scored = [(row, row.scores[0]) for row in rows if row.scores[0] is not None]

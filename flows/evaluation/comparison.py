@@ -13,7 +13,7 @@ from flows.experiment.requests import Requests
 
 if TYPE_CHECKING:
     from components.artifacts import Artifact
-    from components.evaluation.policies_page import PoliciesComparison, PolicyResult
+    from components.evaluation.policies import PoliciesComparison, PolicyResult
     from flows.execution.executor import Execution
     from flows.experiment.spec import ExperimentSpec
 
@@ -46,7 +46,7 @@ def comparison(
     overrides: Sequence[str],
 ) -> PoliciesComparison:
     """Return the comparison of the evaluated policies. artifacts: their evaluations, in the same order."""
-    from components.evaluation.policies_page import PoliciesComparison, differences
+    from components.evaluation.policies import PoliciesComparison, differences
 
     results = [_result(policy, artifact, samples) for policy, artifact in zip(policies, artifacts, strict=True)]
     success, reward = differences(results)
@@ -64,7 +64,7 @@ def comparison(
 
 
 def _result(policy: NamedPolicy, artifact: Artifact, samples: int) -> PolicyResult:
-    from components.evaluation.policies_page import PlayedEpisodes, measure_policy
+    from components.evaluation.policies import PlayedEpisodes, measure_policy
     from components.trajectories.stored import StoredTrajectories
 
     episodes = StoredTrajectories(artifact.path)

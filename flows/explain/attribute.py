@@ -35,6 +35,8 @@ MOST_SCENARIOS = 5
 """Lost scenarios whose groups are shown in the terminal."""
 MOST_GROUPS = 5
 """Groups that are shown of each scenario."""
+MOST_ON_PAGE = 50
+"""Lost scenarios whose episodes are on the page."""
 
 
 def attribute(
@@ -148,19 +150,18 @@ def _retrained(retrained: Retrained) -> dict[str, Any]:
 
 
 def _page(result: Attribution, data: Mapping[str, Any]) -> str:
-    from components.evaluation.attribution_page import LostOnPage, render
+    from components.pages.page import page
 
-    lost = [
-        LostOnPage(
-            row,
-            item.before,
-            item.after,
-            {group["group"]: by_advantage(result, group["group"]) for group in row["groups"]},
-        )
-        for row, item in zip(data["lost"], result.lost, strict=True)
-    ]
-    title = f"{result.trained.run.name}, round {result.trained.number}"
-    return render(title, time.strftime("%Y-%m-%d %H:%M:%S"), data, lost)
+    lost = [(row, item.before, item.after) for row, item in zip(data["lost"], result.lost, strict=True)]
+    return page(
+        "attribution.html.j2",
+        title=f"{result.trained.run.name}, round {result.trained.number}",
+        created=time.strftime("%Y-%m-%d %H:%M:%S"),
+        data=data,
+        lost=lost[:MOST_ON_PAGE],
+        shown={name: by_advantage(result, name) for name in result.groups},
+        more=len(lost) - MOST_ON_PAGE,
+    )
 
 
 def show(data: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ from flows.terminal.exit_codes import print_error
 from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
-    from components.evaluation.calibration_page import Calibration
+    from components.pages.calibration import Calibration
     from flows.experiment.spec import ExperimentSpec
     from flows.terminal.console import Console
 
@@ -99,8 +99,8 @@ def calibrate(
 
 def _write(path: Path, result: Calibration) -> tuple[Path, Path]:
     """Write the page and the plot; return their paths."""
-    from components.evaluation.calibration_page import render
-    from components.evaluation.judge_charts import picture
+    from components.pages.calibration import render
+    from components.pages.charts import picture
 
     plot = picture(result.charts(), f"{result.reward} against {result.truth}")
     return write_page(path, render(result)), write_page(path.with_suffix(".svg"), plot)
@@ -110,7 +110,7 @@ def _show(console: Console, result: Calibration, page: Path) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from components.evaluation.calibration_page import MEASURES
+    from components.pages.calibration import MEASURES
 
     size = f"{result.measures['episodes']} episodes of {result.measures['groups']} scenarios"
     table = Table(title=f"{result.reward} against {result.truth}: {size}", box=SIMPLE, title_justify="left")

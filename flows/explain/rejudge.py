@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 FOLDER = "rejudge"
 MOST_FLIPS = 20
-"""Maximum number of flipped groups of a pair in the JSON output."""
+"""Maximum number of flipped groups of a pair in the JSON output and on the page."""
+MOST_EPISODES = 4
+"""The same of the episodes of a group."""
 
 
 def rejudge(
@@ -128,24 +130,23 @@ def _flip(flip: FlippedGroup, episodes: Mapping[str, Trajectory]) -> dict[str, A
                 "advantages": [flip.first[name], flip.second[name]],
                 "text": excerpt(episodes[name]),
             }
-            for name in flip.episodes[:4]
+            for name in flip.episodes[:MOST_EPISODES]
         ],
     }
 
 
 def _page(result: Rejudging, data: Mapping[str, Any]) -> str:
-    from components.evaluation.rejudge_page import PairOnPage, render
+    from components.pages.page import page
 
-    pairs = [PairOnPage(row, pair.agreement.flips) for row, pair in zip(data["pairs"], result.pairs, strict=True)]
-    title = f"{result.trained.run.name}, {result.trained.label}"
-    return render(
-        title,
-        data["training"],
-        time.strftime("%Y-%m-%d %H:%M:%S"),
-        data["rewards"],
-        pairs,
-        result.episodes,
-        data["control"],
+    return page(
+        "rejudge.html.j2",
+        title=f"{result.trained.run.name}, {result.trained.label}",
+        created=time.strftime("%Y-%m-%d %H:%M:%S"),
+        data=data,
+        pairs=result.pairs,
+        episodes=result.episodes,
+        most_groups=MOST_FLIPS,
+        most_episodes=MOST_EPISODES,
     )
 
 

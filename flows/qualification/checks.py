@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from components.environments.protocol import Environment, Restorable, Solver
+from components.evaluation.checks import PropertyCheck, check_result, skipped_check
 from components.evaluation.proportions import wilson
-from components.evaluation.qualification_page import FAILED, PASSED, SKIPPED, QualificationCheck
 from components.rewards.judge import RewardCaller
 from components.trajectories.schema import Scenario
 from flows.qualification.exploits import chance, exploits
@@ -79,24 +79,18 @@ class Qualification:
             await world.close()
 
 
-def result(name: str, failures: Sequence[str], figures: dict[str, Any], episodes: Sequence[Recording] = ()) -> Any:
-    """Return a check that fails with the first of the failures, or passes."""
-    reason = failures[0] if failures else ""
-    if len(failures) > 1:
-        reason += f" (and {len(failures) - 1} more)"
+def result(
+    name: str, failures: Sequence[str], figures: dict[str, Any], episodes: Sequence[Recording] = ()
+) -> PropertyCheck:
+    """Return a check that fails with the first of the failures, or passes. episodes: those that show it."""
     examples = [recording.trajectory() for recording in episodes[:EXAMPLES]]
-    return QualificationCheck(name, FAILED if failures else PASSED, reason, figures, examples)
+    return check_result(name, failures, figures, examples=examples)
 
 
-def skipped(name: str, reason: str) -> QualificationCheck:
-    """Return a check that was skipped."""
-    return QualificationCheck(name, SKIPPED, reason)
-
-
-async def check_solver(tested: Qualification) -> QualificationCheck:
+async def check_solver(tested: Qualification) -> PropertyCheck:
     """Check that the environment's own solutions succeed."""
     if not tested.has_solver:
-        return skipped("solver", "the environment has no solve(scenario)")
+        return skipped_check("solver", "the environment has no solve(scenario)")
     tested.solved = [await play_solution(tested.world, scenario) for scenario in tested.chosen]
     unsolved = [recording for recording in tested.solved if not recording.success]
     failures = [
@@ -109,7 +103,7 @@ async def check_solver(tested: Qualification) -> QualificationCheck:
     return result("solver", failures, figures, unsolved or tested.solved)
 
 
-async def check_chance(tested: Qualification) -> QualificationCheck:
+async def check_chance(tested: Qualification) -> PropertyCheck:
     """Check that random actions rarely succeed."""
     tested.random = [await play(tested.world, scenario, "chance", chance, tested.turns) for scenario in tested.chosen]
     lucky = [recording for recording in tested.random if recording.success]
@@ -120,7 +114,7 @@ async def check_chance(tested: Qualification) -> QualificationCheck:
     return result("chance", failures, figures, lucky or tested.random)
 
 
-async def check_replay(tested: Qualification) -> QualificationCheck:
+async def check_replay(tested: Qualification) -> PropertyCheck:
     """Check that equal actions after a reset give equal results in the same instance."""
     failures, episodes = [], _played(tested)
     for recording in episodes:
@@ -129,7 +123,7 @@ async def check_replay(tested: Qualification) -> QualificationCheck:
     return result("replay", failures, {"episodes": len(episodes), "different": len(failures)})
 
 
-async def check_isolation(tested: Qualification) -> QualificationCheck:
+async def check_isolation(tested: Qualification) -> PropertyCheck:
     """Check that two instances whose episodes alternate step by step give the results of each alone."""
     episodes = _played(tested)
     pairs = list(zip(episodes[::2], episodes[1::2], strict=False))
@@ -151,7 +145,7 @@ async def check_isolation(tested: Qualification) -> QualificationCheck:
     return result("isolation", failures, {"pairs": len(pairs), "different": len(failures)})
 
 
-async def check_agreement(tested: Qualification) -> QualificationCheck:
+async def check_agreement(tested: Qualification) -> PropertyCheck:
     """Check that the recorded actions give the same success in a new instance."""
     episodes = [*_played(tested), *tested.exploited]
     failures: list[str] = []
@@ -169,10 +163,10 @@ async def check_agreement(tested: Qualification) -> QualificationCheck:
     return result("agreement", failures, {"episodes": len(episodes), "different": len(failures)})
 
 
-async def check_restore(tested: Qualification) -> QualificationCheck:
+async def check_restore(tested: Qualification) -> PropertyCheck:
     """Check that a state saved halfway continues in a new instance as the episode did."""
     if not isinstance(tested.world.environment, Restorable):
-        return skipped("restore", "the environment has no save() and restore(scenario, state)")
+        return skipped_check("restore", "the environment has no save() and restore(scenario, state)")
     episodes = _played(tested)[:8]
     failures: list[str] = []
 
@@ -192,7 +186,7 @@ async def check_restore(tested: Qualification) -> QualificationCheck:
     return result("restore", failures, {"episodes": len(episodes), "different": len(failures)})
 
 
-async def check_exploits(tested: Qualification) -> QualificationCheck:
+async def check_exploits(tested: Qualification) -> PropertyCheck:
     """Check that cheap exploits succeed no more often than chance, and earn less reward than solutions."""
     played: dict[tuple[str, str], list[Recording]] = {}
     for number, scenario in enumerate(tested.chosen):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from components.environments.protocol import Environment, Solver
 from components.errors import BoundaryError, EnvironmentFailed, ResourceError, SpecError
-from components.evaluation.qualification_page import FAILED, PASSED, QualificationCheck
+from components.evaluation.checks import FAILED, PASSED, PropertyCheck, skipped_check
 from components.evaluation.spec import EvaluateSpec
 from components.models.spec import ModelSpec
 from components.rewards.judge import RewardCaller
@@ -19,7 +19,7 @@ from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.schema import Scenario, Trajectory
 from flows.qualification import checks, splits
-from flows.qualification.checks import EXAMPLES, skipped
+from flows.qualification.checks import EXAMPLES
 from flows.qualification.recording import TestedInstance
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LENGTH = "length"
 TURNS = 30
 """Maximum number of actions of chance and of exploits, if `agent.max_turns` is larger."""
-Check = Callable[[checks.Qualification], Awaitable[QualificationCheck]]
+Check = Callable[[checks.Qualification], Awaitable[PropertyCheck]]
 CHECKS: dict[str, Check] = {
     "solver": checks.check_solver,
     "chance": checks.check_chance,
@@ -63,7 +63,7 @@ class QualifiedSettings(Protocol):
     def evaluate(self) -> EvaluateSpec: ...
 
 
-def qualify(spec: QualifiedSettings, count: int, cache: Path) -> list[QualificationCheck]:
+def qualify(spec: QualifiedSettings, count: int, cache: Path) -> list[PropertyCheck]:
     """Return the result of each check. count: number of scenarios to play. cache: folder of prepared models."""
     environment: Environment = spec.required_environment.build()
     results, chosen = asyncio.run(_play(spec, environment, count))
@@ -72,7 +72,7 @@ def qualify(spec: QualifiedSettings, count: int, cache: Path) -> list[Qualificat
 
 async def _play(
     spec: QualifiedSettings, environment: Environment, count: int
-) -> tuple[list[QualificationCheck], list[Scenario]]:
+) -> tuple[list[PropertyCheck], list[Scenario]]:
     world = TestedInstance(environment)
     try:
         scenarios = {split: await world.scenarios(split) for split in ("train", "heldout")}
@@ -82,7 +82,7 @@ async def _play(
         results = []
         for name, check in CHECKS.items():
             if not chosen:
-                results.append(QualificationCheck(name, FAILED, "the environment has no scenarios"))
+                results.append(PropertyCheck(name, FAILED, "the environment has no scenarios"))
                 continue
             results.append(await _checked(name, check, tested, spec.evaluate.timeout))
         return results, chosen
@@ -96,15 +96,15 @@ def _reward(spec: QualifiedSettings) -> RewardCaller | None:
     return None if isinstance(reward, ModelReward) or getattr(reward, "settles", False) else RewardCaller(reward)
 
 
-async def _checked(name: str, check: Check, tested: checks.Qualification, timeout: float) -> QualificationCheck:
+async def _checked(name: str, check: Check, tested: checks.Qualification, timeout: float) -> PropertyCheck:
     """Run a check. An error of the environment, or a check that takes too long, is a failed check."""
     try:
         async with asyncio.timeout(timeout):
             return await check(tested)
     except BoundaryError as error:
-        return QualificationCheck(name, FAILED, str(error)[:500])
+        return PropertyCheck(name, FAILED, str(error)[:500])
     except TimeoutError:
-        return QualificationCheck(name, FAILED, f"took longer than evaluate.timeout = {timeout:g} s")
+        return PropertyCheck(name, FAILED, f"took longer than evaluate.timeout = {timeout:g} s")
 
 
 def _draw(scenarios: list[Scenario], count: int) -> list[Scenario]:
@@ -114,22 +114,22 @@ def _draw(scenarios: list[Scenario], count: int) -> list[Scenario]:
 
 def check_length(
     spec: QualifiedSettings, cache: Path, environment: Environment, scenarios: Sequence[Scenario]
-) -> QualificationCheck:
+) -> PropertyCheck:
     """Check that solutions fit `model.max_length` in tokens and `agent.max_turns`, in the agent's format with the
     model's tokenizer. environment: any instance."""
     from components.rollout.collector import demonstrate
 
     if not isinstance(environment, Solver):
-        return skipped(LENGTH, "the environment has no solve(scenario), so the length of a solution is unknown")
+        return skipped_check(LENGTH, "the environment has no solve(scenario), so the length of a solution is unknown")
     try:
         chat = _chat(spec, cache)
     except ResourceError as error:
-        return skipped(LENGTH, f"the tokenizer of {spec.model.name} is missing: {error}")
+        return skipped_check(LENGTH, f"the tokenizer of {spec.model.name} is missing: {error}")
     make: Callable[[], Environment] = spec.required_environment.build
     try:
         episodes = demonstrate(make, scenarios, spec.agent.presentation())
     except (EnvironmentFailed, SpecError) as error:
-        return QualificationCheck(LENGTH, FAILED, str(error)[:500])
+        return PropertyCheck(LENGTH, FAILED, str(error)[:500])
     tokens = [_tokens(chat, episode) for episode in episodes]
     turns = [_turns(episode) for episode in episodes]
     failures = []
@@ -142,7 +142,7 @@ def check_length(
     longest = sorted(zip(tokens, episodes, strict=True), key=lambda pair: -pair[0])
     figures = {"episodes": len(episodes), "most_tokens": max(tokens), "most_turns": max(turns)}
     shown = [episode for _, episode in longest[:EXAMPLES]] if failures else []
-    return QualificationCheck(LENGTH, FAILED if failures else PASSED, "; ".join(failures), figures, shown)
+    return PropertyCheck(LENGTH, FAILED if failures else PASSED, "; ".join(failures), figures, shown)
 
 
 def _chat(spec: QualifiedSettings, cache: Path) -> ChatFormat:

@@ -12,8 +12,8 @@ import random
 import time
 
 from components.data.fingerprints import SimilarTexts
+from components.evaluation.checks import PropertyCheck
 from components.evaluation.proportions import wilson
-from components.evaluation.qualification_page import QualificationCheck
 from components.trajectories.schema import Scenario
 from flows.qualification.checks import Qualification, result
 from flows.qualification.recording import Recording, TestedInstance
@@ -27,7 +27,7 @@ PLAYED = 64
 SLOTS = 2**18
 
 
-async def check_splits(tested: Qualification) -> QualificationCheck:
+async def check_splits(tested: Qualification) -> PropertyCheck:
     """Check ids, inputs, and whether solutions of similar training scenarios solve held-out scenarios."""
     train, heldout = tested.scenarios["train"], tested.scenarios["heldout"]
     if not train or not heldout:

@@ -34,8 +34,8 @@ from flows.reporting.sides import (
 from flows.stages import ROUND_STAGES
 
 if TYPE_CHECKING:
-    from components.evaluation.comparison import BaselineComparison, ComparedRun, RunComparison, StageTotal
-    from components.evaluation.report import Evaluation
+    from components.pages.comparison import BaselineComparison, ComparedRun, RunComparison, StageTotal
+    from components.pages.report import Evaluation
 
 LISTED = 10
 """Maximum number of scenarios or stages listed by name."""
@@ -56,7 +56,7 @@ def compare(
     Raises ResourceError for fewer than two runs, more runs than letters, an unknown run, a repeated run, and sides that
     mix settings.
     """
-    from components.evaluation.comparison import RunComparison
+    from components.pages.comparison import RunComparison
 
     if not 2 <= len(references) <= len(LETTERS):
         raise ResourceError(f"expected 2 to {len(LETTERS)} runs to compare, not {len(references)}")
@@ -119,7 +119,7 @@ def _arguments(sides: Mapping[str, Sequence[str]] | None, runs: Mapping[str, Run
 
 def compared_run(letter: str, run: RunRecord, records: Records, reader: StoreReader) -> ComparedRun:
     """Return a run with its evaluations, as far as it got."""
-    from components.evaluation.comparison import ComparedRun
+    from components.pages.comparison import ComparedRun
 
     status = records.status(run)
     notes = [] if status == "finished" else [f"{status}: compared as far as it got, {len(run.stages)} stages"]
@@ -160,7 +160,7 @@ def _evaluations(letter: str, run: RunRecord, reader: StoreReader, notes: list[s
 
     For a run that did not finish, the last evaluation within its rounds replaces the final one.
     """
-    from components.evaluation.report import Evaluation
+    from components.pages.report import Evaluation
     from components.trajectories.stored import StoredTrajectories
     from flows.reporting.report import titles_by
 
@@ -255,7 +255,7 @@ def _rounds(run: RunRecord, reader: StoreReader, missing: list[str]) -> dict[int
 
 
 def _stages(run: RunRecord) -> dict[str, StageTotal]:
-    from components.evaluation.comparison import StageTotal
+    from components.pages.comparison import StageTotal
 
     totals: dict[str, StageTotal] = {}
     for stage in run.stages:
@@ -272,7 +272,7 @@ def _stages(run: RunRecord) -> dict[str, StageTotal]:
 
 
 def _against(baseline: ComparedRun, run: ComparedRun) -> BaselineComparison:
-    from components.evaluation.comparison import BaselineComparison, compare_episodes
+    from components.pages.comparison import BaselineComparison, compare_episodes
 
     if baseline.last is None or run.last is None:
         lacking = [record.letter for record in (baseline, run) if record.last is None]

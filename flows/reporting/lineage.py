@@ -15,7 +15,7 @@ from flows.history.lineage_graph import TRAINED, Lineage, LineageStep, Node
 from flows.terminal.console import printable
 
 if TYPE_CHECKING:
-    from components.evaluation.report import Origin
+    from components.pages.report import Origin
 
 SHORT = 12
 """Number of characters shown of a key."""
@@ -87,7 +87,7 @@ def changed_facts(facts: Mapping[str, str], current: dict[str, str]) -> dict[str
 
 def origins(lineage: Lineage, key: str) -> list[Origin]:
     """Return the ancestors of a checkpoint for the report."""
-    from components.evaluation.report import Origin
+    from components.pages.report import Origin
 
     current: dict[str, str] = {}
     return [

@@ -23,7 +23,7 @@ from flows.stages.anchors import anchor_label, drift_metrics
 from flows.stages.episode_failures import failures_of, limits_of
 
 if TYPE_CHECKING:
-    from components.evaluation.report import Finding, HeldoutAnswer, RewardTraining, SelectionRow
+    from components.pages.report import Finding, HeldoutAnswer, RewardTraining, SelectionRow
     from components.trajectories.stored import StoredTrajectories
 
 
@@ -96,7 +96,7 @@ def heldout_metrics(outcome: RunOutcome) -> dict[str, dict[str, float]]:
 
 def heldout_answers(outcome: RunOutcome) -> list[HeldoutAnswer]:
     """Return the answers to prompts of held-out rows; none if the training did not finish."""
-    from components.evaluation.report import HeldoutAnswer
+    from components.pages.report import HeldoutAnswer
     from flows.stages.sample import read_answers
 
     if set(outcome.answers) != {"before", "after"}:
@@ -151,7 +151,7 @@ def report_of(
     ended_by: str | None = None,
 ) -> str:
     """Return the report's HTML. ended_by: message of the guard that stopped the run, if any."""
-    from components.evaluation.report import Evaluation, FailureRow, Report, StageRow, render
+    from components.pages.report import Evaluation, FailureRow, Report, StageRow, render
     from components.tracking.provenance import git_commit, package_versions
     from flows.reporting.lineage import origins
     from flows.terminal.arguments import CODE
@@ -233,7 +233,7 @@ def _rounds(execution: Execution, outcome: RunOutcome) -> list[dict[str, float]]
 
 def _selections(execution: Execution) -> list[SelectionRow]:
     """Return the counts of kept and dropped episodes of each filter, with the reasons for dropping."""
-    from components.evaluation.report import SelectionRow
+    from components.pages.report import SelectionRow
 
     metrics_by_label = [
         (label, done.artifact.metrics) for label, done in execution.done.items() if done.artifact.stage == "filter"
@@ -253,7 +253,7 @@ def _selections(execution: Execution) -> list[SelectionRow]:
 
 def _findings(notices: Sequence[Notice]) -> list[Finding]:
     """Return the findings of the guards."""
-    from components.evaluation.report import Finding
+    from components.pages.report import Finding
 
     return [
         Finding(notice.kind, notice.step, notice.message, [asdict(episode) for episode in notice.episodes])
@@ -264,7 +264,7 @@ def _findings(notices: Sequence[Notice]) -> list[Finding]:
 
 def _reward_models(outcome: RunOutcome) -> list[RewardTraining]:
     """Return the results of each training of a reward model."""
-    from components.evaluation.report import RewardTraining
+    from components.pages.report import RewardTraining
 
     return [
         RewardTraining(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from components.evaluation.report import HeldoutAnswer
+from components.pages.report import HeldoutAnswer
 from components.trajectories.schema import Trajectory
 from flows.execution.executor import Execution
 from flows.experiment.guards import RULES

@@ -21,7 +21,7 @@ from components.evaluation.sequential import alpha_of
 from components.evaluation.verdict import Verdict, outcome, seeded_verdict
 
 if TYPE_CHECKING:
-    from components.evaluation.comparison import BaselineComparison, ComparedRun
+    from components.pages.comparison import BaselineComparison, ComparedRun
     from components.trajectories.schema import Trajectory
     from flows.history.records import RunRecord
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def certify(spec: CertifyStage, inputs: Inputs, draft: Draft, context: Context) 
     """Write `certificate.json` and `certificate.html`. No inputs.
 
     Raises CertificateFailed if a check fails."""
-    from components.evaluation.certificate_page import WARNED, certified, render
+    from components.evaluation.checks import WARNED, all_passed
     from components.models.weights import prepare
     from flows.certification.certificate import certify as run_checks
     from flows.certification.subject import Subject, draw, open_episodes
@@ -104,15 +104,39 @@ def certify(spec: CertifyStage, inputs: Inputs, draft: Draft, context: Context) 
         finally:
             if subject.returns_tokens and subject.loads_policies:
                 subject.deliver(None).release()
-    data = {"passed": certified(checks), "subject": facts(spec), "checks": [check.to_json() for check in checks]}
+    data = {
+        "passed": all_passed(checks),
+        "subject": facts(spec),
+        "checks": [check.to_json(remedy=check.remedy) for check in checks],
+    }
     for check in checks:
         if check.status == WARNED:
             log.warning("certify, %s: %s. %s", check.name, check.reason, check.remedy)
     if not data["passed"]:
         raise CertificateFailed(data)
     (draft.path / FILE).write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    (draft.path / PAGE).write_text(render(facts(spec), checks), encoding="utf-8")
+    (draft.path / PAGE).write_text(certificate_page(data), encoding="utf-8")
     return _metrics(data)
+
+
+def certificate_page(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> str:
+    """Return the page of a certificate as HTML text. data: content of `certificate.json`."""
+    from components.evaluation.checks import CERTIFICATE
+    from components.pages.page import page
+
+    subject = data["subject"]
+    return page(
+        "checks.html.j2",
+        kind="Certificate of a model and an engine",
+        name="certificate",
+        title=subject["model"],
+        facts=[f"engine {subject['engine']}"],
+        data=data,
+        descriptions=CERTIFICATE,
+        examples={},
+        subject=subject,
+        overrides=overrides,
+    )
 
 
 def facts(spec: CertifyStage) -> dict[str, Any]:
@@ -155,9 +179,9 @@ def summary(metrics: Mapping[str, float]) -> str:
 
 def checks_of(request: Request) -> int:
     """Return the number of checks."""
-    from components.evaluation.certificate_page import DESCRIPTIONS
+    from components.evaluation.checks import CERTIFICATE
 
-    return len(DESCRIPTIONS)
+    return len(CERTIFICATE)
 
 
 STAGE = Stage(

@@ -224,7 +224,7 @@ def write(summary: Summary, folder: Path, root: Path, sweep: str) -> Path | None
     runs = [run_id for run_id in ids if run_id in recorded]
     if len(runs) < 2:
         return None
-    from components.evaluation.comparison import render
+    from components.pages.comparison import render
 
     page = folder / PAGE
     try:

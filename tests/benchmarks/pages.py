@@ -147,10 +147,10 @@ def pages(folder: Path, load: Any) -> dict[str, Any]:
     import jinja2  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 
-    from components.evaluation.comparison import ComparedRun, RunComparison, compare_episodes
-    from components.evaluation.comparison import render as render_comparison
     from components.evaluation.metrics import paired_difference
-    from components.evaluation.report import Evaluation, Report, render
+    from components.pages.comparison import ComparedRun, RunComparison, compare_episodes
+    from components.pages.comparison import render as render_comparison
+    from components.pages.report import Evaluation, Report, render
 
     start = time.process_time()
     evaluations = [

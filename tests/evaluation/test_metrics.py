@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from components.evaluation.error_classes import error_classes
 from components.evaluation.metrics import (
     all_of_k,
     any_of_k,
@@ -23,6 +22,7 @@ from components.evaluation.metrics import (
     pass_at_k,
     summarise,
 )
+from components.evaluation.policies import error_classes
 from components.evaluation.proportions import newcombe, wilson
 from components.trajectories.schema import Failure
 from components.trajectories.stored import InMemoryEpisodes

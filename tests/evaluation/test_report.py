@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from components.evaluation import plots
 from components.evaluation.metrics import paired_difference, summarise
-from components.evaluation.report import Evaluation, Origin, Report, RewardTraining, SelectionRow, StageRow, render
+from components.pages import charts
+from components.pages.report import Evaluation, Origin, Report, RewardTraining, SelectionRow, StageRow, render
 from components.trajectories.schema import Failure, History, Message, Scenario, Score, ToolCall, Trajectory
 
 INJECTION = "</pre><script>alert('x')</script><img src=x onerror=alert(1)>\"' onmouseover='alert(2)"
@@ -260,43 +260,43 @@ def test_ticks_are_round_numbers_that_cover_the_data():
         (3, 3): [1, 2, 3, 4, 5],
     }
     for ends, expected in ticks.items():
-        assert plots.nice_ticks(*ends) == pytest.approx(expected)
+        assert charts.nice_ticks(*ends) == pytest.approx(expected)
 
 
 def test_a_share_that_is_always_0_has_no_axis_below_0_and_a_cut_axis_no_area():
-    shares = plots.line_chart([1, 2], [0.0, 0.0], name="clipped", text=str, low=0.0, high=None)
+    shares = charts.line_chart([1, 2], [0.0, 0.0], name="clipped", text=str, low=0.0, high=None)
     assert ">-" not in shares
     assert 'class="area"' in shares
-    assert 'class="area"' not in plots.line_chart([1, 2], [5.1, 5.4], name="entropy", text=str, low=None, high=None)
+    assert 'class="area"' not in charts.line_chart([1, 2], [5.1, 5.4], name="entropy", text=str, low=None, high=None)
 
 
 def test_a_line_breaks_where_a_value_is_missing():
     ys = [0.0, 1.0, None, float("nan"), 2.0, 3.0, float("inf")]
-    svg = plots.line_chart(range(1, 8), ys, name="a <b>", text=str, low=None, high=None)
+    svg = charts.line_chart(range(1, 8), ys, name="a <b>", text=str, low=None, high=None)
     root = ElementTree.fromstring(svg)
     assert len(root.findall("circle")) == 4
     assert len([path for path in root.findall("path") if path.get("class") == "line"]) == 2
     heights = [float(dot.get("cy")) for dot in root.findall("circle")]
     assert heights == sorted(heights, reverse=True)
     assert root.find("circle/title").text == "Round 1: 0.0"
-    assert plots.line_chart([1], [None], name="", text=str, low=None, high=None) == ""
+    assert charts.line_chart([1], [None], name="", text=str, low=None, high=None) == ""
 
 
 def test_several_lines_share_their_axes_and_begin_where_they_do():
     series = {"A": {1: 0.0, 2: 10.0}, "<b>": {2: 10.0, 3: None, 4: 5.0}, "C": {}}
-    root = ElementTree.fromstring(plots.lines_chart(series, name="a <b>", text=str, low=None, high=None))
+    root = ElementTree.fromstring(charts.lines_chart(series, name="a <b>", text=str, low=None, high=None))
     dots = {dot.find("title").text: dot for dot in root.findall("circle")}
     assert list(dots) == ["A, round 1: 0.0", "A, round 2: 10.0", "<b>, round 2: 10.0", "<b>, round 4: 5.0"]
     assert [path.get("class") for path in root.findall("path")] == ["line r0"]
     first_dot, second_dot = dots["A, round 2: 10.0"], dots["<b>, round 2: 10.0"]
     assert (first_dot.get("cx"), first_dot.get("cy")) == (second_dot.get("cx"), second_dot.get("cy"))
     assert (first_dot.get("class"), second_dot.get("class")) == ("dot r0", "dot r1")
-    assert plots.lines_chart({"A": {}, "B": {1: None}}, name="", text=str, low=None, high=None) == ""
+    assert charts.lines_chart({"A": {}, "B": {1: None}}, name="", text=str, low=None, high=None) == ""
 
 
 def test_each_line_has_rounds_of_its_own():
     series = {"A": {0: 0.0, 1: 1.0, 2: 2.0}, "B": {0: 0.0, 2: 1.0}}
-    root = ElementTree.fromstring(plots.lines_chart(series, name="", text=str, low=None, high=None))
+    root = ElementTree.fromstring(charts.lines_chart(series, name="", text=str, low=None, high=None))
     assert [path.get("class") for path in root.findall("path")] == ["line r0", "line r1"]
 
 
@@ -304,7 +304,7 @@ def test_intervals_are_bands_around_the_lines_and_the_axis_covers_them():
     series = {"A": {0: 5.0, 1: 6.0, 2: None, 3: 5.0}, "B": {1: 5.0}}
     intervals = {"A": {0: (0.0, 10.0), 1: (1.0, 9.0), 2: (0.0, 1.0), 3: (4.0, 6.0)}}
     root = ElementTree.fromstring(
-        plots.lines_chart(
+        charts.lines_chart(
             series, name="", text=str, low=None, high=None, intervals=intervals, rings={"A": (1, "<best>")}
         )
     )
@@ -314,7 +314,7 @@ def test_intervals_are_bands_around_the_lines_and_the_axis_covers_them():
     assert len({x for x, _ in corners}) == 2
     assert heights.index(min(heights)) == 0  # the upper bound of round 0 comes first, its lower bound last
     assert heights.index(max(heights)) == 3
-    assert 0 < min(heights) < max(heights) < plots.HEIGHT
+    assert 0 < min(heights) < max(heights) < charts.HEIGHT
     circles = {circle.find("title").text: circle for circle in root.findall("circle")}
     assert list(circles) == [
         "A, round 0: 5.0 (0.0 to 10.0)",
@@ -329,25 +329,25 @@ def test_intervals_are_bands_around_the_lines_and_the_axis_covers_them():
 
 
 def test_colours_repeat_after_the_last_one():
-    series = {str(index): {1: 1.0} for index in range(plots.COLOURS + 1)}
-    root = ElementTree.fromstring(plots.lines_chart(series, name="", text=str, low=None, high=None))
-    assert [dot.get("class") for dot in root.findall("circle")][-2:] == [f"dot r{plots.COLOURS - 1}", "dot r0"]
+    series = {str(index): {1: 1.0} for index in range(charts.COLOURS + 1)}
+    root = ElementTree.fromstring(charts.lines_chart(series, name="", text=str, low=None, high=None))
+    assert [dot.get("class") for dot in root.findall("circle")][-2:] == [f"dot r{charts.COLOURS - 1}", "dot r0"]
 
 
 def test_one_point_is_drawn_too():
-    root = ElementTree.fromstring(plots.line_chart([1], [5.0], name="", text=str, low=None, high=None))
+    root = ElementTree.fromstring(charts.line_chart([1], [5.0], name="", text=str, low=None, high=None))
     dot = root.find("circle")
-    assert 0 < float(dot.get("cx")) < plots.WIDTH
-    assert 0 < float(dot.get("cy")) < plots.HEIGHT
+    assert 0 < float(dot.get("cx")) < charts.WIDTH
+    assert 0 < float(dot.get("cy")) < charts.HEIGHT
 
 
 def test_stacked_bars_are_as_high_as_their_parts():
-    svg = plots.stacked_bars([1, 2], {"a": [1.0, 2.0], "b": [3.0, float("nan")]}, name="", text=str)
+    svg = charts.stacked_bars([1, 2], {"a": [1.0, 2.0], "b": [3.0, float("nan")]}, name="", text=str)
     bars = ElementTree.fromstring(svg).findall("rect")
     heights = {bar.find("title").text: float(bar.get("height")) for bar in bars}
     assert set(heights) == {"Round 1, a: 1.0", "Round 1, b: 3.0", "Round 2, a: 2.0"}
     assert heights["Round 1, b: 3.0"] == pytest.approx(3 * heights["Round 1, a: 1.0"], abs=0.2)
-    assert plots.stacked_bars([1], {"a": [0.0]}, name="", text=str) == ""
+    assert charts.stacked_bars([1], {"a": [0.0]}, name="", text=str) == ""
 
 
 def test_the_parts_of_a_reward_are_drawn_and_shown_with_the_examples():

@@ -458,7 +458,7 @@ def test_hostile_text_is_never_markup(tmp_path):
 
 
 def test_only_the_first_hundred_pairs_are_on_the_page(tmp_path):
-    from components.evaluation.comparison import MOST_PAIRS
+    from components.pages.comparison import MOST_PAIRS
 
     baseline = pretend(tmp_path, rounds=1, episodes={"evaluate[final]": played(set(), MOST_PAIRS + 5)})
     solved = played(set(range(MOST_PAIRS + 5)), MOST_PAIRS + 5)

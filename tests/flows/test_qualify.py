@@ -7,7 +7,7 @@ import json
 import pytest
 
 from components.errors import SpecError
-from components.evaluation.qualification_page import FAILED, PASSED, SKIPPED
+from components.evaluation.checks import FAILED, PASSED, SKIPPED
 from components.specs import Target, validate
 from flows.experiment.compose import compose
 from flows.qualification.qualification import qualify as run_checks

@@ -11,7 +11,7 @@ import pytest
 from components.artifacts import Artifact
 from components.errors import GuardTriggered, SpecError
 from components.evaluation.metrics import bootstrap, paired_rewards
-from components.evaluation.report import Finding, Report, render
+from components.pages.report import Finding, Report, render
 from components.rewards.rules.outcome import repetition
 from components.trajectories.policy_text import identical, policy_messages, text
 from components.trajectories.schema import Score

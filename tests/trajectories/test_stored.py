@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from components.errors import ArtifactDamaged
-from components.evaluation import comparison, policies_page
 from components.evaluation.metrics import paired_difference, summarise
-from components.evaluation.report import Evaluation, Report, render
+from components.evaluation.policies import PlayedEpisodes, PoliciesComparison, differences, measure_policy
+from components.pages import comparison
+from components.pages import policies as policies_page
+from components.pages.report import Evaluation, Report, render
 from components.tracking.traces import sample
 from components.trajectories import store
 from components.trajectories.schema import Failure, History, Message, Score, Trajectory
@@ -115,17 +117,17 @@ def pages(folders: list[Path], load) -> list[str]:
     ]
     against = comparison.compare_episodes(("A", "B"), "B against A", *evaluations)
     policies = [
-        policies_page.measure_policy(
+        measure_policy(
             name,
             "",
             "k",
-            policies_page.PlayedEpisodes(*parts, {"s1é/0": 2.0, "s2é/0": 3.0}),
+            PlayedEpisodes(*parts, {"s1é/0": 2.0, "s2é/0": 3.0}),
             cost=None,
             samples=2,
         )
         for name, parts in zip("pq", loaded, strict=True)
     ]
-    compared = policies_page.PoliciesComparison("x", "heldout", 2, 0.0, policies, *policies_page.differences(policies))
+    compared = PoliciesComparison("x", "heldout", 2, 0.0, policies, *differences(policies))
     return [
         report,
         comparison.render(comparison.RunComparison(runs, {}, {}, [against])),

@@ -1,4 +1,4 @@
-"""Small charts as SVG text: lines over rounds, and stacked bars.
+"""Small charts as SVG text: lines over rounds, stacked bars, and the calibration curve and the ROC of a judge.
 
 The charts contain no colours. They use CSS classes, so the page defines their look in light and dark mode. Non-finite
 numbers leave a gap. Every mark has a `<title>`, which browsers show on hover.
@@ -10,12 +10,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from types import MappingProxyType
+from typing import Any
+
+from components.pages.page import COLOURS, number, percent
 
 WIDTH, HEIGHT = 340, 180
-COLOURS = 6
-"""Number of line colours; further lines reuse them from the first."""
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 24
 """Margins for the labels, in units of the view box."""
+
+STYLE = """
+svg { font: 15px system-ui, sans-serif; }
+text { fill: #5e6a64; } .title { fill: #1b2420; font-weight: 600; font-size: 13px; }
+.grid { stroke: #e2dfd4; } .zero { stroke: #8d9691; } .tick { font-size: 10.5px; fill: #8d9691; }
+.line { fill: none; stroke: #24785a; stroke-width: 2; } .area { fill: #24785a; opacity: .09; }
+.dot { fill: #fffefb; stroke: #24785a; stroke-width: 2; } .whisker { stroke: #24785a; stroke-width: 1.5; opacity: .5; }
+.chance { stroke: #8d9691; stroke-dasharray: 4 4; }
+"""
+"""Style of the charts in a file of their own (`picture`). Pages have their own style, for light and dark mode."""
 
 Format = Callable[[float], str]
 
@@ -48,13 +59,11 @@ def line_chart(
     base = place_y(0.0)
     shapes = []
     for run in runs:
-        points = " L".join(f"{x:.1f} {y:.1f}" for x, y in run)
         if len(run) > 1:
-            if filled:
-                area = f"M{run[0][0]:.1f} {base:.1f} L{points} L{run[-1][0]:.1f} {base:.1f} Z"
-                shapes.append(f'<path class="area" d="{area}"/>')
-            shapes.append(f'<path class="line" d="M{points}"/>')
-    return svg(name, [*axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *shapes, *dots])
+            area = _path([(run[0][0], base), *run, (run[-1][0], base)])
+            shapes += [f'<path class="area" d="{area} Z"/>'] if filled else []
+            shapes.append(f'<path class="line" d="{_path(run)}"/>')
+    return _svg(name, [*_axes(xs, place_x, ticks, place_y, text), *shapes, *dots])
 
 
 def lines_chart(
@@ -86,14 +95,14 @@ def lines_chart(
         describe = _with_bounds(text, bounds)
         runs, dots = _points(values, f"dot {colour}", subject, describe, place_x, place_y)
         bands += _bands(values, bounds, colour, place_x, place_y)
-        lines += [f'<path class="line {colour}" d="{path(run)}"/>' for run in runs if len(run) > 1]
+        lines += [f'<path class="line {colour}" d="{_path(run)}"/>' for run in runs if len(run) > 1]
         marks += dots
         ringed, why = rings.get(label, (None, ""))
         if ringed is not None and (y := values.get(ringed)) is not None:
             title = f"<title>{subject} {ringed}: {escape(why)}</title>"
             centre = f'cx="{place_x(ringed):.1f}" cy="{place_y(y):.1f}"'
             marks.append(f'<circle class="ring {colour}" {centre} r="6.5">{title}</circle>')
-    return svg(name, [*axis_y(ticks, place_y, text), *_axis_x(xs, place_x), *bands, *lines, *marks])
+    return _svg(name, [*_axes(xs, place_x, ticks, place_y, text), *bands, *lines, *marks])
 
 
 def stacked_bars(
@@ -108,7 +117,7 @@ def stacked_bars(
     if not totals or max(totals) <= 0:
         return ""
     ticks = nice_ticks(0.0, max(totals))
-    place_x, place_y = _scale_x(xs, width, inset=0.5), scale_y(ticks)
+    place_x, place_y = _scale_x(xs, width, inset=0.5), _scale_y(ticks)
     bar = min(34.0, (width - LEFT - RIGHT) / len(xs) * 0.68)
     shapes = []
     for column, x in enumerate(xs):
@@ -122,7 +131,65 @@ def stacked_bars(
                     f'<rect class="bar s{index}" x="{place_x(x) - bar / 2:.1f}" y="{top:.1f}" width="{bar:.1f}" '
                     f'height="{bottom - top:.1f}">{title}</rect>'
                 )
-    return svg(name, [*axis_y(ticks, place_y, text, width), *_axis_x(xs, place_x), *shapes], width)
+    return _svg(name, [*_axes(xs, place_x, ticks, place_y, text, width=width), *shapes], width)
+
+
+def calibration_chart(bins: Sequence[Mapping[str, Any]]) -> str:
+    """Return a chart of mean truth over mean score by bin (`components.evaluation.calibration.curve`).
+
+    The 95 % intervals are vertical strokes. Return empty text if there are no bins.
+    """
+    if not bins:
+        return ""
+    bounds = [bin_[name] for bin_ in bins for name in ("value", "low", "high") if bin_[name] is not None]
+    ticks = nice_ticks(min(bounds), max(bounds))
+    ticks_x = nice_ticks(bins[0]["score"], bins[-1]["score"])
+    place_x, place_y = _scale_x(ticks_x), _scale_y(ticks)
+    points = [(place_x(bin_["score"]), place_y(bin_["value"])) for bin_ in bins]
+    shapes = [f'<path class="line" d="{_path(points)}"/>'] if len(points) > 1 else []
+    for bin_, (x, y) in zip(bins, points, strict=True):
+        text = f"score {number(bin_['score'])}: truth {number(bin_['value'])}"
+        if bin_["low"] is not None:
+            shapes.append(
+                f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{place_y(bin_["low"]):.1f}" '
+                f'y2="{place_y(bin_["high"]):.1f}"/>'
+            )
+            text += f" ({number(bin_['low'])} to {number(bin_['high'])})"
+        title = f"<title>{escape(text)}, {bin_['n']} episodes</title>"
+        shapes.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5">{title}</circle>')
+    axes = _axes(ticks_x, place_x, ticks, place_y, number, number)
+    return _svg("Truth by decile of the score", [*axes, *shapes])
+
+
+def roc_chart(points: Sequence[tuple[float, float]]) -> str:
+    """Return a chart of the true positive rate over the false positive rate; empty text if there are no points."""
+    if not points:
+        return ""
+    ticks = [0.0, 0.25, 0.5, 0.75, 1.0]
+    place_x, place_y = _scale_x(ticks), _scale_y(ticks)
+    placed = [(place_x(x), place_y(y)) for x, y in points]
+    area = [*placed, (place_x(1.0), place_y(0.0))]
+    chance = f'x1="{place_x(0):.1f}" y1="{place_y(0):.1f}" x2="{place_x(1):.1f}" y2="{place_y(1):.1f}"'
+    shapes = [
+        f'<line class="chance" {chance}/>',
+        f'<path class="area" d="{_path(area)} Z"/>',
+        f'<path class="line" d="{_path(placed)}"/>',
+    ]
+    return _svg("ROC", [*_axes(ticks, place_x, ticks, place_y, percent, percent), *shapes])
+
+
+def picture(charts: Mapping[str, str], title: str) -> str:
+    """Return the charts, given by title, side by side as one self-contained SVG file."""
+    drawn = {name: chart for name, chart in charts.items() if chart}
+    width, height = max(1, len(drawn)) * (WIDTH + 20) + 20, HEIGHT + 70
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{2 * width}">'
+    parts = [f"<style>{STYLE}</style>", f'<rect width="{width}" height="{height}" fill="#fffefb"/>']
+    parts.append(f'<text class="title" x="20" y="26">{escape(title)}</text>')
+    for index, (name, chart) in enumerate(drawn.items()):
+        x = 20 + index * (WIDTH + 20)
+        parts.append(f'<text x="{x}" y="48" font-size="12">{escape(name)}</text>')
+        parts.append(chart.replace("<svg ", f'<svg x="{x}" y="56" width="{WIDTH}" height="{HEIGHT}" ', 1))
+    return head + "".join(parts) + "</svg>\n"
 
 
 def _scales(
@@ -142,7 +209,7 @@ def _scales(
         ticks = [tick for tick in ticks if tick >= low - 1e-9]
     if high is not None and highest <= high:
         ticks = [tick for tick in ticks if tick <= high + 1e-9]
-    return ticks, _scale_x(xs), scale_y(ticks)
+    return ticks, _scale_x(xs), _scale_y(ticks)
 
 
 def _points(
@@ -195,16 +262,16 @@ def _bands(
         edge = [(place_x(x), place_y(bounds[x][1])) for x in stretch]
         edge += [(place_x(x), place_y(bounds[x][0])) for x in reversed(stretch)]
         alone = " alone" if len(stretch) == 1 else ""
-        shapes.append(f'<path class="band{alone} {colour}" d="{path(edge)} Z"/>')
+        shapes.append(f'<path class="band{alone} {colour}" d="{_path(edge)} Z"/>')
     return shapes
 
 
-def path(points: Sequence[tuple[float, float]]) -> str:
+def _path(points: Sequence[tuple[float, float]]) -> str:
     """Return SVG path data for a line through the points."""
     return "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _scale_x(xs: Sequence[int], width: int = WIDTH, inset: float = 0.0) -> Callable[[float], float]:
+def _scale_x(xs: Sequence[float], width: int = WIDTH, inset: float = 0.0) -> Callable[[float], float]:
     """Return the function from x to a coordinate. inset: margin at both ends, in steps of x."""
     first, last = xs[0] - inset, xs[-1] + inset
     if last <= first:
@@ -212,33 +279,37 @@ def _scale_x(xs: Sequence[int], width: int = WIDTH, inset: float = 0.0) -> Calla
     return lambda x: LEFT + (x - first) / (last - first) * (width - LEFT - RIGHT)
 
 
-def scale_y(ticks: Sequence[float]) -> Callable[[float], float]:
+def _scale_y(ticks: Sequence[float]) -> Callable[[float], float]:
     """Return the function from y to a coordinate."""
     low, high = ticks[0], ticks[-1]
     return lambda y: HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
 
-def axis_y(ticks: Sequence[float], place: Callable[[float], float], text: Format, width: int = WIDTH) -> list[str]:
-    """Return the grid lines and labels of the y axis."""
+def _axes(
+    xs: Sequence[float],
+    place_x: Callable[[float], float],
+    ticks: Sequence[float],
+    place_y: Callable[[float], float],
+    text: Format,
+    text_x: Format = str,
+    width: int = WIDTH,
+) -> list[str]:
+    """Return the grid lines and labels of the y axis, and at most ten labels of the x axis."""
     parts = []
     for tick in ticks:
-        y = place(tick)
+        y = place_y(tick)
         kind = "grid zero" if tick == 0 else "grid"
         parts.append(f'<line class="{kind}" x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(
             f'<text class="tick" x="{LEFT - 7}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text(tick))}</text>'
         )
+    for x in xs[:: max(1, math.ceil(len(xs) / 10))]:
+        label = f'x="{place_x(x):.1f}" y="{HEIGHT - 7}" text-anchor="middle"'
+        parts.append(f'<text class="tick" {label}>{escape(text_x(x))}</text>')
     return parts
 
 
-def _axis_x(xs: Sequence[int], place: Callable[[float], float]) -> list[str]:
-    every = max(1, math.ceil(len(xs) / 10))
-    return [
-        f'<text class="tick" x="{place(x):.1f}" y="{HEIGHT - 7}" text-anchor="middle">{x}</text>' for x in xs[::every]
-    ]
-
-
-def svg(name: str, parts: Sequence[str], width: int = WIDTH) -> str:
+def _svg(name: str, parts: Sequence[str], width: int = WIDTH) -> str:
     """Return an SVG element with these parts and an accessible name."""
     head = f'<svg class="plot" viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="{escape(name)}">'
     return head + "".join(parts) + "</svg>"

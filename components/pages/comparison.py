@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from components.evaluation import examples, plots
 from components.evaluation.metrics import paired_difference
-from components.evaluation.page import page
-from components.evaluation.report import CURVES, Curve, Evaluation
 from components.evaluation.sequential import alpha_of, describe
 from components.evaluation.verdict import Verdict
+from components.pages import charts
+from components.pages.episodes import view
+from components.pages.page import page
+from components.pages.report import CURVES, Curve, Evaluation
 from components.redaction import mask
 from components.trajectories.schema import Trajectory
 from components.trajectories.stored import ScoredEpisodes, episodes_of
@@ -65,7 +66,7 @@ class ComparedRun:
     evaluations: Mapping[str, Evaluation]
     """Evaluations by name (`start`, `sft`, `final`), those that exist, in this order."""
     rounds: Mapping[int, Mapping[str, float]]
-    """Metrics by round, under the names of `components.evaluation.report.CURVES`."""
+    """Metrics by round, under the names of `components.pages.report.CURVES`."""
     stages: Mapping[str, StageTotal]
     """Totals by kind of stage."""
     heldout: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -248,7 +249,6 @@ def render(comparison: RunComparison) -> str:
         curves=_curves(runs),
         kinds=list(dict.fromkeys(kind for run in runs for kind in run.stages)),
         changes=[_changes(number, against) for number, against in enumerate(comparison.against)],
-        colours=plots.COLOURS,
         most=MOST_PAIRS,
     )
 
@@ -265,24 +265,28 @@ def _changes(number: int, against: BaselineComparison) -> dict[str, Any]:
             ("From success to fail", [(name, anchors.get(name)) for name in against.regressed]),
         ],
         "pairs": [
-            {"anchor": anchors[name], "scenario": name, "sides": [examples.view(side) for side in sides]}
-            for name, sides in zip(shown, against.pairs.rows(shown), strict=True)
+            {
+                "anchor": anchors[name],
+                "scenario": name,
+                "sides": [(against.baseline, view(before)), (against.letter, view(after))],
+            }
+            for name, (before, after) in zip(shown, against.pairs.rows(shown), strict=True)
         ],
     }
 
 
 def _curves(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
-    charts = []
+    drawn = []
     for curve in CURVES:
         note, svg = _heldout(curve, runs) if curve.key == HELDOUT else (curve.note, _training(curve, runs))
         if svg:
-            charts.append({"title": curve.title, "note": note, "svg": svg})
-    return charts
+            drawn.append({"title": curve.title, "note": note, "svg": svg})
+    return drawn
 
 
 def _training(curve: Curve, runs: Sequence[ComparedRun]) -> str:
     series = {run.letter: {x: values.get(curve.key) for x, values in run.rounds.items()} for run in runs}
-    return plots.lines_chart(series, name=curve.title, text=curve.text, low=curve.low, high=curve.high)
+    return charts.lines_chart(series, name=curve.title, text=curve.text, low=curve.low, high=curve.high)
 
 
 def _heldout(curve: Curve, runs: Sequence[ComparedRun]) -> tuple[str, str]:
@@ -297,7 +301,7 @@ def _heldout(curve: Curve, runs: Sequence[ComparedRun]) -> tuple[str, str]:
     }
     rings = {run.letter: (run.chosen, "chosen as the best") for run in runs if run.chosen is not None}
     note = f"share, with 95 % interval{'; ring: chosen as the best' if rings else ''}"
-    svg = plots.lines_chart(
+    svg = charts.lines_chart(
         series, name=curve.title, text=curve.text, low=curve.low, high=curve.high, intervals=intervals, rings=rings
     )
     return note, svg

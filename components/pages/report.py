@@ -1,7 +1,7 @@
 """Report of a run as one self-contained HTML page, without network access, scripts or web fonts.
 
-`Report` is plain data that a flow fills; `render` turns it into the page (`components.evaluation.page`) and masks
-secrets in the configuration.
+`Report` is plain data that a flow fills; `render` turns it into the page, with the secrets of the
+configuration masked.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.evaluation import examples, plots
-from components.evaluation.format import duration, judgement, number, percent, points
 from components.evaluation.metrics import CONFIDENCE
-from components.evaluation.page import page
-from components.redaction import mask, mask_text
+from components.pages import charts, episodes
+from components.pages.page import COLOURS, duration, judgement, number, page, percent, points
 from components.trajectories.failures import FailureKind
 from components.trajectories.schema import Score, Trajectory
 
@@ -193,7 +191,7 @@ class Curve:
     key: str
     title: str
     note: str
-    text: plots.Format = number
+    text: charts.Format = number
     low: float | None = None
     high: float | None = None
 
@@ -234,18 +232,13 @@ def render(report: Report) -> str:
     return page(
         "report.html.j2",
         report=report,
-        overrides=[mask_text(override) for override in report.overrides],
-        config=_yaml(mask(dict(report.config))),
         headline=_headline(report),
-        curves=_curves(report.rounds),
-        times=_times(report.rounds, report.round_stages),
+        curves=[*_curves(report.rounds), *_times(report.rounds, report.round_stages)],
         reward_accuracy=_reward_accuracy(report.reward_models),
-        colours=plots.COLOURS,
-        time_names=report.round_stages,
         figures=list(dict.fromkeys(key for values in report.rounds for key in values)),
         breakdowns=_breakdowns(report.evaluations),
-        examples=examples.choose(report.evaluations),
-        change=examples.before_and_after(report.evaluations),
+        examples=episodes.choose(report.evaluations),
+        change=episodes.before_and_after(report.evaluations),
         longest=max((row.seconds for row in report.stages), default=0.0),
     )
 
@@ -275,16 +268,17 @@ def _headline(report: Report) -> dict[str, str] | None:
     return headline
 
 
-def _curves(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
+def _curves(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Return the charts of the metrics over the rounds, as the templates draw them (`chart`)."""
     xs = list(range(1, len(rounds) + 1))
-    charts = []
+    drawn = []
     for curve in (*CURVES, *_parts(rounds)):
         ys = [values.get(curve.key) for values in rounds]
-        svg = plots.line_chart(xs, ys, name=curve.title, text=curve.text, low=curve.low, high=curve.high) if xs else ""
+        svg = charts.line_chart(xs, ys, name=curve.title, text=curve.text, low=curve.low, high=curve.high) if xs else ""
         if svg:
             last = next(y for y in reversed(ys) if y is not None)
-            charts.append({"title": curve.title, "note": curve.note, "last": curve.text(last), "svg": svg})
-    return charts
+            drawn.append({"title": curve.title, "note": curve.note, "now": curve.text(last), "svg": svg})
+    return drawn
 
 
 def _parts(rounds: Sequence[Mapping[str, float]]) -> list[Curve]:
@@ -295,10 +289,13 @@ def _parts(rounds: Sequence[Mapping[str, float]]) -> list[Curve]:
     return [Curve(name, name.removeprefix(COMPONENTS), note) for name in parts] if len(parts) > 1 else []
 
 
-def _times(rounds: Sequence[Mapping[str, float]], stages: Sequence[str]) -> str:
+def _times(rounds: Sequence[Mapping[str, float]], stages: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the chart of the stages' times, if any is known."""
     xs = list(range(1, len(rounds) + 1))
     series = {name: [float(values.get(f"{name}_s", 0.0)) for values in rounds] for name in stages}
-    return plots.stacked_bars(xs, series, name="Time by stage", text=duration, width=_WIDE) if xs else ""
+    svg = charts.stacked_bars(xs, series, name="Time by stage", text=duration, width=_WIDE) if xs else ""
+    legend = [(f"s{index}", name) for index, name in enumerate(stages)]
+    return [{"title": "Time by stage", "svg": svg, "legend": legend, "wide": True}] if svg else []
 
 
 def _reward_accuracy(trainings: Sequence[RewardTraining]) -> dict[str, Any] | None:
@@ -308,8 +305,10 @@ def _reward_accuracy(trainings: Sequence[RewardTraining]) -> dict[str, Any] | No
         series.setdefault(f"model {training.model}", {})[training.step] = training.accuracy
     if all(len(line) < 2 for line in series.values()):
         return None
-    svg = plots.lines_chart(series, name="Held-out accuracy of reward models", text=percent, low=0.0, high=1.0)
-    return {"svg": svg, "labels": list(series)} if svg else None
+    svg = charts.lines_chart(series, name="Held-out accuracy of reward models", text=percent, low=0.0, high=1.0)
+    legend = [(f"r{index % COLOURS}", label) for index, label in enumerate(series)]
+    note = "on episodes of the policy after the round"
+    return {"title": "Held-out accuracy", "note": note, "svg": svg, "legend": legend} if svg else None
 
 
 def _breakdowns(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
@@ -321,9 +320,3 @@ def _breakdowns(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
             rows = [(name, [item.summary.get(part, {}).get(name) for item in evaluations]) for name in names]
             breakdowns.append({"title": title, "rows": rows})
     return breakdowns
-
-
-def _yaml(data: Any) -> str:
-    import yaml
-
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110) if data else ""

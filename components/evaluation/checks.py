@@ -1,17 +1,16 @@
-"""Certificate of a model and an engine as data and as one self-contained HTML page."""
+"""Checks of a certificate (model, engine and trainer) and of a qualification (an environment): results and verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from components.evaluation.page import page
-from components.evaluation.qualification_page import FAILED, PASSED, SKIPPED
 from components.redaction import mask_text
+from components.trajectories.schema import Trajectory
 
-WARNED = "warned"
-DESCRIPTIONS = {
+PASSED, WARNED, FAILED, SKIPPED = "passed", "warned", "failed", "skipped"
+CERTIFICATE = {
     "template": "Each prompt extends the tokens so far, or a new history begins with the whole conversation",
     "tool_calls": "Tool calls are written, tokenized and parsed back without a change",
     "special_tokens": "Responses end with the token that the chat template puts after an assistant message",
@@ -23,7 +22,19 @@ DESCRIPTIONS = {
     "solver": "The environment's own solutions succeed",
     "chance": "Random actions rarely succeed",
 }
-"""Property that each check holds."""
+"""Property that each check of a certificate holds."""
+QUALIFICATION = {
+    "solver": CERTIFICATE["solver"],
+    "chance": CERTIFICATE["chance"],
+    "replay": "Equal actions give equal observations, rewards and outcomes",
+    "isolation": "Two instances whose episodes alternate do not influence each other",
+    "restore": "A saved state continues as the episode did",
+    "splits": "Held-out scenarios are no training scenarios, and no training solution solves them",
+    "exploits": "Cheap exploits earn nothing",
+    "agreement": "The recorded actions give the same success in a new instance",
+    "length": "Solutions fit model.max_length and agent.max_turns",
+}
+"""The same of a qualification."""
 REMEDIES = {
     "template": "Use another chat template: copy the model's folder, change chat_template.jinja in the copy, and set "
     "model.name to it; or choose another model.",
@@ -44,11 +55,11 @@ REMEDIES = {
     "solver": "Correct solve(scenario) of the environment: python -m flows.qualify shows the episodes.",
     "chance": "Make the success condition stricter: python -m flows.qualify shows the episodes.",
 }
-"""Action after each check fails, if the check gives none of its own."""
+"""Action after a check of a certificate fails or warns."""
 
 
 @dataclass(frozen=True)
-class CertificateCheck:
+class PropertyCheck:
     """Result of one check."""
 
     name: str
@@ -56,43 +67,49 @@ class CertificateCheck:
     """`passed`, `warned`, `failed` or `skipped`."""
     reason: str = ""
     """Cause of a status other than `passed`; for a check that passed, a fact worth knowing."""
-    remedy: str = ""
-    """Action for a check that failed or warned."""
     figures: Mapping[str, Any] = field(default_factory=dict)
+    examples: Sequence[Trajectory] = ()
+    """Episodes that show it, on the page of a qualification."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the check as JSON data."""
-        return {**asdict(self), "reason": mask_text(self.reason), "figures": dict(self.figures)}
+    @property
+    def remedy(self) -> str:
+        """Action after the check of a certificate failed or warned; else empty."""
+        return REMEDIES[self.name] if self.status in (FAILED, WARNED) else ""
+
+    def to_json(self, **more: Any) -> dict[str, Any]:
+        """Return the check as JSON data. more: further fields."""
+        return {
+            "name": self.name,
+            "status": self.status,
+            "reason": mask_text(self.reason),
+            **more,
+            "figures": dict(self.figures),
+        }
 
 
 def check_result(
-    name: str, failures: Sequence[str], figures: Mapping[str, Any], *, warnings: Sequence[str] = (), note: str = ""
-) -> CertificateCheck:
+    name: str,
+    failures: Sequence[str],
+    figures: Mapping[str, Any],
+    *,
+    warnings: Sequence[str] = (),
+    note: str = "",
+    examples: Sequence[Trajectory] = (),
+) -> PropertyCheck:
     """Return a check that fails with the failures, warns with the warnings, or passes with the note."""
     problems = [*failures, *warnings]
     status = FAILED if failures else WARNED if warnings else PASSED
     reason = problems[0] if problems else note
     if len(problems) > 1:
         reason += f" (and {len(problems) - 1} more)"
-    return CertificateCheck(name, status, reason, REMEDIES[name] if problems else "", figures)
+    return PropertyCheck(name, status, reason, figures, examples)
 
 
-def skipped_check(name: str, reason: str) -> CertificateCheck:
+def skipped_check(name: str, reason: str) -> PropertyCheck:
     """Return a check that was skipped."""
-    return CertificateCheck(name, SKIPPED, reason)
+    return PropertyCheck(name, SKIPPED, reason)
 
 
-def certified(checks: Sequence[CertificateCheck]) -> bool:
+def all_passed(checks: Sequence[PropertyCheck]) -> bool:
     """Return True if no check failed."""
     return all(check.status != FAILED for check in checks)
-
-
-def render(subject: Mapping[str, Any], checks: Sequence[CertificateCheck], overrides: Sequence[str] = ()) -> str:
-    """Return the page as HTML text. subject: facts about what was certified, by name."""
-    return page(
-        "certificate.html.j2",
-        subject=dict(subject),
-        passed=certified(checks),
-        rows=[(check, DESCRIPTIONS[check.name]) for check in checks],
-        overrides=[mask_text(override) for override in overrides],
-    )

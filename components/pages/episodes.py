@@ -1,4 +1,4 @@
-"""Selection of the example episodes of a report, and their form in the templates."""
+"""Episodes on pages: the selection of examples for a report, and their form in the templates."""
 
 from __future__ import annotations
 

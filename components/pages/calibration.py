@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.evaluation.examples import view
-from components.evaluation.judge_charts import calibration_chart, roc_chart
-from components.evaluation.page import page
 from components.evaluation.thresholds import Mark
-from components.redaction import mask, mask_text
+from components.pages.charts import calibration_chart, roc_chart
+from components.pages.page import page
 from components.trajectories.schema import Trajectory
 
 MEASURES = {
@@ -68,14 +66,5 @@ class Calibration:
 
 def render(calibration: Calibration) -> str:
     """Return the page as HTML text."""
-    import yaml
-
-    return page(
-        "calibration.html.j2",
-        it=calibration,
-        measures=[(name, MEASURES[name], calibration.measures[name]) for name in MEASURES],
-        charts={title: chart for title, chart in calibration.charts().items() if chart},
-        misjudged=[(episode, view(episode.trajectory)) for episode in calibration.misjudged],
-        overrides=[mask_text(override) for override in calibration.overrides],
-        config=yaml.safe_dump(mask(dict(calibration.config)), sort_keys=False, allow_unicode=True),
-    )
+    charts = {title: chart for title, chart in calibration.charts().items() if chart}
+    return page("calibration.html.j2", it=calibration, descriptions=MEASURES, charts=charts)

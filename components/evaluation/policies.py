@@ -1,8 +1,5 @@
-"""Comparison of policies on the same scenarios, as data and as one self-contained HTML page.
-
-`measure_policy` computes the figures of one policy from its episodes; `differences` computes the paired
-differences to the first one, the baseline; `render` renders the page.
-"""
+"""Figures of policies that play the same scenarios: measures, paired differences to the first policy, and the classes
+of their unsuccessful episodes: failures by boundary and kind, and wrong results by the way in which they ended."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.evaluation.error_classes import ErrorClass, error_classes
-from components.evaluation.examples import view
 from components.evaluation.metrics import (
     mean_measure,
     paired_difference,
@@ -19,16 +14,28 @@ from components.evaluation.metrics import (
     pass_at_k,
     summarise,
 )
-from components.evaluation.page import page
-from components.evaluation.plots import COLOURS
-from components.redaction import mask_text
 from components.trajectories.schema import Score, Trajectory
-from components.trajectories.stored import episodes_of
+from components.trajectories.stored import ScoredEpisodes, episodes_of
+from components.trajectories.truncation import CALLS, CONTEXT, TURNS
 
-EXAMPLES = 2
-"""Number of example episodes of each error class."""
-BREAKDOWNS = {"by_type": "Type", "by_difficulty": "Difficulty"}
-"""Breakdowns of a summary by scenario, with their titles."""
+UNREADABLE = "no readable action"
+"""No message of the episode could be parsed into an action."""
+TRUNCATED = {CONTEXT: "out of context", TURNS: "out of turns", CALLS: "out of calls"}
+"""A limit ended the episode."""
+CUT_OFF = "message cut off"
+"""The last message reached the token limit."""
+WRONG = "wrong result"
+"""The episode ended by itself, without success."""
+
+
+@dataclass(frozen=True)
+class ErrorClass:
+    """Unsuccessful episodes of one kind."""
+
+    name: str
+    """One of the names above, or `BOUNDARY: KIND` of a failure."""
+    places: Sequence[int]
+    """Positions of the episodes of the class, in their order."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class PolicyResult:
 
 @dataclass(frozen=True)
 class PoliciesComparison:
-    """Content of the page."""
+    """Policies and their differences, as the page shows them."""
 
     experiment: str
     split: str
@@ -142,36 +149,22 @@ def differences(
     )
 
 
-def render(comparison: PoliciesComparison) -> str:
-    """Return the page as HTML text."""
-    policies = comparison.policies
-    named = {f"{name} against {comparison.baseline}": paired for name, paired in comparison.success.items()}
-    return page(
-        "policies.html.j2",
-        it=comparison,
-        evaluations=[{"label": policy.name, "summary": policy.summary} for policy in policies],
-        success={name: paired for name, paired in named.items() if paired is not None},
-        reward={name: paired for name, paired in comparison.reward.items() if paired is not None},
-        breakdowns=[
-            {
-                "title": title,
-                "kinds": list(dict.fromkeys(kind for policy in policies for kind in policy.summary[name])),
-                "rows": [(policy.name, policy.summary[name]) for policy in policies],
-            }
-            for name, title in BREAKDOWNS.items()
-        ],
-        errors=[
-            {
-                "policy": policy,
-                "classes": [(error.name, len(error.places), _examples(policy, error)) for error in policy.errors],
-            }
-            for policy in policies
-        ],
-        overrides=[mask_text(override) for override in comparison.overrides],
-        colours=COLOURS,
-    )
-
-
-def _examples(policy: PolicyResult, error: ErrorClass) -> list[dict[str, Any]]:
-    examples = episodes_of(policy.episodes).rows(error.places[:EXAMPLES])
-    return [view(episode, policy.scores.get(episode.id)) for episode in examples]
+def error_classes(episodes: ScoredEpisodes) -> list[ErrorClass]:
+    """Return the classes of the unsuccessful episodes, the largest first."""
+    columns, failures = episodes.columns, episodes.failures()
+    turns_N, invalid_N = columns.metric_N("turns"), columns.metric_N("parse_errors")
+    limits = [(columns.metric_N(metric), name) for metric, name in TRUNCATED.items()]
+    unsolved = (~columns.success_N).nonzero()[0].tolist()
+    ids, endings = columns.names, episodes.finish_reasons() if unsolved else []
+    classes: dict[str, list[int]] = {}
+    for place in unsolved:
+        turns, failure = turns_N[place], failures.get(ids[place])
+        if failure is not None:
+            name = f"{failure.boundary}: {failure.kind}"
+        elif turns and invalid_N[place] == turns:
+            name = UNREADABLE
+        else:
+            limit = next((name for metric_N, name in limits if metric_N[place] > 0), None)
+            name = limit or (CUT_OFF if endings[place] == "length" else WRONG)
+        classes.setdefault(name, []).append(place)
+    return [ErrorClass(name, classes[name]) for name in sorted(classes, key=lambda name: (-len(classes[name]), name))]

@@ -1,14 +1,44 @@
-"""Formatting of numbers and texts on pages. Missing and non-finite numbers become a dash."""
+"""Self-contained HTML pages from the templates, with every value escaped, and the formats of their numbers and texts.
+
+The pages load no resources and run no scripts; their content security policy forbids it. Text of models and
+environments is shown as text. Missing and non-finite numbers become a dash.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from components.pages.episodes import view
+from components.redaction import mask, mask_text
+
+TEMPLATES = Path(__file__).parent / "templates"
+COLOURS = 6
+"""Number of colours of rows and lines; further ones reuse them from the first."""
 _NONE = "–"
 _THIN = "\N{NARROW NO-BREAK SPACE}"
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def page(template: str, **values: Any) -> str:
+    """Render a template as HTML text that can be encoded as UTF-8."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(FILTERS)
+    html = environment.get_template(template).render(values, sections=[], colours=COLOURS)
+    # Models emit lone surrogates, which UTF-8 cannot encode, and control characters, which HTML does not allow.
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", html.encode("utf-8", "replace").decode("utf-8"))
 
 
 def percent(value: float | None) -> str:
@@ -89,6 +119,13 @@ def judgement(difference: Mapping[str, Any]) -> str:
     return "better" if difference["low"] > 0 else "worse" if difference["high"] < 0 else "no clear difference"
 
 
+def masked_yaml(data: Mapping[str, Any]) -> str:
+    """Format a configuration as YAML, with its secrets masked."""
+    import yaml
+
+    return yaml.safe_dump(mask(dict(data)), sort_keys=False, allow_unicode=True, width=110) if data else ""
+
+
 FILTERS = {
     "percent": percent,
     "number": number,
@@ -99,4 +136,7 @@ FILTERS = {
     "arguments": arguments,
     "compact": compact,
     "judgement": judgement,
+    "mask_text": mask_text,
+    "masked_yaml": masked_yaml,
+    "view": view,
 }
