@@ -1,10 +1,10 @@
-"""The application of an OpenAI-compatible server: its routes, and the error object of each exception.
+"""The application of an OpenAI-compatible server: its routes.
 
 Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/completions`, `/v1/models`, `/health`. The model name in a request
 is `name`, or `name@version` to require that policy version (else HTTP 409). With a folder of adapters,
 `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes
 the policy `version`. Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error
-object (`components.inference.wire`, `components.inference.responses`). With `stream: true`, responses are server-sent
+object (`components.inference.refusals`). With `stream: true`, responses are server-sent
 events (`components.inference.streaming`). If a client disconnects, its responses are cancelled. `/health` answers 503
 if an embedded engine makes no progress for STALLED_SECONDS.
 """
@@ -15,35 +15,20 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
-from components.errors import (
-    ArtifactError,
-    CallLimitReached,
-    ContextOverflow,
-    EngineBusy,
-    EngineError,
-    EspalierError,
-    Problem,
-    PromptRefused,
-    SpecError,
-    StalePolicy,
-    WaitTimeout,
-)
-from components.inference import responses, streaming, text_completions, wire
-from components.inference.chat_stream import ChatChunks
-from components.inference.completion_choices import CompletionChunks, completion_body
+from components.errors import ArtifactError, EspalierError, Problem, SpecError, WaitTimeout
+from components.inference import chat_completions, responses, streaming, text_completions
 from components.inference.connection import PendingBytes, read_json_object
 from components.inference.protocol import (
     BASE_POLICY,
@@ -51,24 +36,17 @@ from components.inference.protocol import (
     ChatCompletion,
     ChatRequest,
     Engine,
-    Increment,
     MonitoredEngine,
-    TextCompletion,
-    TextRequest,
     gather_completions,
 )
-from components.inference.refusals import refusal
-from components.inference.request_bodies import LONGEST_NAME, RequestBody, read_body
-from components.inference.response_stream import ResponseEvents
-from components.inference.streaming import Events, Feed, unless_disconnected
+from components.inference.refusals import refuse
+from components.inference.request_bodies import LONGEST_NAME, RequestBody, RequestContext, read_body
+from components.inference.response_events import ResponseAnswers
+from components.inference.streaming import Answer, Asked, Feed, unless_disconnected
 from components.inference.token_texts import Decode
-
-Answer = TypeVar("Answer")
 
 _VERSION = re.compile(r"[\w.-]{1,128}")
 """Version of an adapter, as model names and addresses contain it."""
-SHOWN_PROBLEMS = 8
-"""Maximum number of problems of a request in the error message."""
 STALLED_SECONDS = 120.0
 """Time without a forward pass, while requests are in flight, after which `/health` answers 503."""
 
@@ -155,55 +133,54 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
             raise HTTPException(401, "this key belongs to no running episode")
         return keyed
 
-    def arguments_sampled_by(engine: Engine) -> Collection[str]:
-        """Return the call arguments that an engine's model wrote, if the engine records them."""
-        return getattr(engine, "sampled_arguments", ())
+    def context_of(engine: Engine, agent: str) -> RequestContext:
+        """Return the context of requests to an engine, which may record the arguments that its model wrote."""
+        written = getattr(engine, "sampled_arguments", ())
+        return RequestContext(requested_version, options.default_max_tokens, engines is not None, written, agent)
 
-    async def within_time(responding: Coroutine[Any, Any, Answer]) -> Answer:
-        """Return the engine's response. Raises WaitTimeout after `options.timeout` seconds."""
-        try:
-            async with asyncio.timeout(options.timeout):
-                return await responding
-        except TimeoutError:
-            raise WaitTimeout(f"the engine did not answer within {options.timeout:g} s") from None
+    def new_head(prefix: str, created: str = "created") -> streaming.Head:
+        identity = {"id": f"{prefix}{uuid.uuid4().hex}", created: int(time.time())}
+        return lambda policy: {**identity, "model": served_name(policy)}
 
-    def complete(engine: Engine, requests: Sequence[ChatRequest]) -> Coroutine[Any, Any, list[ChatCompletion]]:
-        return within_time(_answer_all(engine, requests))
-
-    async def stream(
-        request: Request, engine: Engine, requests: Sequence[ChatRequest], events: Events[Increment, ChatCompletion]
+    async def respond(
+        request: Request,
+        requests: Sequence[Asked],
+        complete: Callable[[Sequence[Asked]], Coroutine[Any, Any, list[Answer]]],
+        answers: streaming.Answers[Any, Answer],
+        *,
+        streamed: bool | None,
+        live: bool = True,
     ) -> Response:
-        """Return the stream of the engine's responses. Those of an episode are recorded before the stream begins."""
-        feed = Feed(requests, partial(complete, engine), live=engines is None)
-        return await streaming.stream(request, feed, events, _refuse)
+        """Return the answers to a request: an object, or a stream of events. Raises WaitTimeout after `options.timeout`
+        seconds."""
+
+        async def within_time(requests: Sequence[Asked]) -> list[Answer]:
+            try:
+                async with asyncio.timeout(options.timeout):
+                    return await complete(requests)
+            except TimeoutError:
+                raise WaitTimeout(f"the engine did not answer within {options.timeout:g} s") from None
+
+        if streamed:
+            return await streaming.stream(request, Feed(requests, within_time, live=live), answers, refuse)
+        return JSONResponse(answers.whole(await unless_disconnected(request, within_time(requests))))
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        created, request_engine = int(time.time()), engine_of(request)
+    async def create_chat_completion(request: Request) -> Response:
+        head, engine = new_head("chatcmpl-"), engine_of(request)
         body, agent = split_agent(await read_json_object(request, pending))
-        parsed = wire.read_request(
-            body,
-            requested_version,
-            options.default_max_tokens,
-            recorded=engines is not None,
-            sampled_arguments=arguments_sampled_by(request_engine),
+        parsed = chat_completions.read_request(body, context_of(engine, agent))
+        answers = chat_completions.ChatAnswers(parsed, head, decode)
+        complete = partial(_answer_all, engine)
+        return await respond(
+            request, parsed.requests, complete, answers, streamed=parsed.body.stream, live=engines is None
         )
-        chats = [replace(chat, agent=agent) for chat in parsed.requests]
-        completion_id = f"chatcmpl-{uuid.uuid4().hex}"
-
-        def head(policy: str) -> dict[str, Any]:
-            return {"id": completion_id, "created": created, "model": served_name(policy)}
-
-        if parsed.stream:
-            return await stream(request, request_engine, chats, ChatChunks(parsed, head, decode))
-        completions = await unless_disconnected(request, complete(request_engine, chats))
-        return JSONResponse(wire.completion_body(completions, parsed, head(completions[0].policy), decode))
 
     @app.post("/v1/responses")
     async def create_response(request: Request) -> Response:
-        created, request_engine = int(time.time()), engine_of(request)
+        head, engine = new_head("resp_", "created_at"), engine_of(request)
         body, agent = split_agent(await read_json_object(request, pending))
-        stored = {} if engines is None else remembered.setdefault(request_engine, {})
+        stored = {} if engines is None else remembered.setdefault(engine, {})
 
         def earlier(response_id: str) -> responses.Messages:
             if response_id not in stored:
@@ -211,49 +188,28 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
                 raise SpecError([Problem("previous_response_id", text)])
             return stored[response_id]
 
-        parsed = responses.read_request(
-            body,
-            requested_version,
-            options.default_max_tokens,
-            earlier if engines is not None else None,
-            recorded=engines is not None,
-            sampled_arguments=arguments_sampled_by(request_engine),
-        )
-        chats = [replace(parsed.request, agent=agent)]
-        response_id = f"resp_{uuid.uuid4().hex}"
-
-        def head(policy: str) -> dict[str, Any]:
-            return {"id": response_id, "created_at": created, "model": served_name(policy)}
+        parsed = responses.read_request(body, context_of(engine, agent), earlier if engines is not None else None)
 
         def completed(answer: ChatCompletion) -> None:
             if parsed.stored:
-                stored[response_id] = [*parsed.conversation, answer.message]
+                stored[head(answer.policy)["id"]] = [*parsed.conversation, answer.message]
 
-        if parsed.stream:
-            return await stream(request, request_engine, chats, ResponseEvents(parsed, head, decode, completed))
-        (answer,) = await unless_disconnected(request, complete(request_engine, chats))
-        completed(answer)
-        return JSONResponse(responses.response_body(answer, parsed, head(answer.policy), decode))
+        answers = ResponseAnswers(parsed, head, decode, completed)
+        complete = partial(_answer_all, engine)
+        return await respond(
+            request, [parsed.request], complete, answers, streamed=parsed.body.stream, live=engines is None
+        )
 
     @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
+    async def create_completion(request: Request) -> Response:
         complete_text = getattr(engine_of(request), "complete", None)
         if complete_text is None:
             raise HTTPException(404, "this server answers conversations only: use /v1/chat/completions")
-        created, completion_id = int(time.time()), f"cmpl-{uuid.uuid4().hex}"
-        parsed = text_completions.read_request(await read_json_object(request, pending), requested_version)
-
-        def completed(requests: Sequence[TextRequest]) -> Coroutine[Any, Any, list[TextCompletion]]:
-            return within_time(gather_completions(complete_text, requests))
-
-        def head(policy: str) -> dict[str, Any]:
-            return {"id": completion_id, "created": created, "model": served_name(policy)}
-
-        if parsed.body.stream:
-            feed = Feed(parsed.requests, completed, live=True)
-            return await streaming.stream(request, feed, CompletionChunks(parsed, head, decode), _refuse)
-        texts = await unless_disconnected(request, completed(parsed.requests))
-        return JSONResponse(completion_body(texts, parsed, head(texts[0].policy), decode))
+        head, body = new_head("cmpl-"), await read_json_object(request, pending)
+        parsed = text_completions.read_request(body, RequestContext(requested_version))
+        answers = text_completions.CompletionAnswers(parsed, head, decode)
+        complete = partial(gather_completions, complete_text)
+        return await respond(request, parsed.requests, complete, answers, streamed=parsed.body.stream)
 
     @app.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
@@ -298,7 +254,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         return JSONResponse({**state, "status": "stalled", "stalled_seconds": round(stalled)}, status_code=503)
 
     for kind in (EspalierError, HTTPException, Exception):
-        app.add_exception_handler(kind, _refuse)
+        app.add_exception_handler(kind, refuse)
     return app
 
 
@@ -323,51 +279,3 @@ async def _answer_all(engine: Engine, requests: Sequence[ChatRequest]) -> list[C
         text = "the engine of this server returns the sampled tokens only; leave it out, or use inference=embedded"
         raise SpecError([Problem("top_logprobs", text)])
     return answers
-
-
-def _unknown_route(request: Request, allowed: str | None) -> str:
-    """Return the message for a path without a route. allowed: methods of the path, if it has others."""
-    where = f"{request.method} {request.url.path}"
-    if allowed is not None:
-        return f"{where}: this path has no such method; expected {allowed}"
-    routes = [
-        f"{'/'.join(route.methods or ())} {route.path.replace('{model:path}', 'MODEL')}"
-        for route in request.app.routes
-        if isinstance(route, APIRoute)
-    ]
-    return f"{where}: no such route; this server has {', '.join(routes)}"
-
-
-async def _refuse(request: Request, error: Exception) -> JSONResponse:
-    """Return OpenAI's error object, with the status that its clients expect."""
-    status, kind, code, param, message, headers = 500, "server_error", None, None, str(error), None
-    match error:
-        case SpecError():
-            status, kind, param = 400, "invalid_request_error", error.problems[0].path
-            shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
-            message = "; ".join([*shown, "and more problems"] if len(error.problems) > len(shown) else shown)
-        case ArtifactError():
-            status, kind, code = 400, "invalid_request_error", "adapter_not_usable"
-        case ContextOverflow():
-            message, status, kind, code = str(error.args[0]), 400, "invalid_request_error", "context_length_exceeded"
-        case PromptRefused():
-            status, kind, code = 400, "invalid_request_error", "prompt_refused"
-        case StalePolicy():
-            status, kind, code = 409, "invalid_request_error", "stale_policy"
-        case EngineBusy():
-            status, kind, code = 409, "invalid_request_error", "engine_busy"
-        case WaitTimeout():
-            status, code = 504, "timeout"
-        case CallLimitReached():
-            status, kind, code = 403, "invalid_request_error", "calls_used_up"
-        case HTTPException():
-            status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
-            headers = error.headers
-            if status == 405 or "endpoint" not in request.scope:
-                message = _unknown_route(request, (headers or {}).get("Allow"))
-            code = "model_not_found" if status == 404 and message.startswith("the model ") else None
-        case EngineError():
-            code = "engine_error"
-        case _:
-            message = f"internal error ({type(error).__name__}); the server's log has the rest"
-    return refusal(status, message, kind=kind, code=code, param=param, headers=headers)

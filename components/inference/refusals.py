@@ -1,15 +1,32 @@
-"""Error responses with OpenAI's error object."""
+"""Error responses with OpenAI's error object: that of each exception, with the status that its clients expect."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
+
+from components.errors import (
+    ArtifactError,
+    CallLimitReached,
+    ContextOverflow,
+    EngineBusy,
+    EngineError,
+    PromptRefused,
+    SpecError,
+    StalePolicy,
+    WaitTimeout,
+)
 
 MAX_MESSAGE = 2000
 """Maximum length of an error message, which may contain parts of the request."""
 MAX_PARAM = 200
 """Maximum length of a parameter's name."""
+SHOWN_PROBLEMS = 8
+"""Maximum number of problems of a request in the error message."""
 
 
 def refusal(
@@ -31,3 +48,51 @@ def refusal(
 def _cut(text: str, length: int) -> str:
     text = text if len(text) <= length else f"{text[: length - 1]}…"
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+async def refuse(request: Request, error: Exception) -> JSONResponse:
+    """Return OpenAI's error object, with the status that its clients expect."""
+    status, kind, code, param, message, headers = 500, "server_error", None, None, str(error), None
+    match error:
+        case SpecError():
+            status, kind, param = 400, "invalid_request_error", error.problems[0].path
+            shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
+            message = "; ".join([*shown, "and more problems"] if len(error.problems) > len(shown) else shown)
+        case ArtifactError():
+            status, kind, code = 400, "invalid_request_error", "adapter_not_usable"
+        case ContextOverflow():
+            message, status, kind, code = str(error.args[0]), 400, "invalid_request_error", "context_length_exceeded"
+        case PromptRefused():
+            status, kind, code = 400, "invalid_request_error", "prompt_refused"
+        case StalePolicy():
+            status, kind, code = 409, "invalid_request_error", "stale_policy"
+        case EngineBusy():
+            status, kind, code = 409, "invalid_request_error", "engine_busy"
+        case WaitTimeout():
+            status, code = 504, "timeout"
+        case CallLimitReached():
+            status, kind, code = 403, "invalid_request_error", "calls_used_up"
+        case HTTPException():
+            status, kind, message = error.status_code, "invalid_request_error", str(error.detail)
+            headers = error.headers
+            if status == 405 or "endpoint" not in request.scope:
+                message = _unknown_route(request, (headers or {}).get("Allow"))
+            code = "model_not_found" if status == 404 and message.startswith("the model ") else None
+        case EngineError():
+            code = "engine_error"
+        case _:
+            message = f"internal error ({type(error).__name__}); the server's log has the rest"
+    return refusal(status, message, kind=kind, code=code, param=param, headers=headers)
+
+
+def _unknown_route(request: Request, allowed: str | None) -> str:
+    """Return the message for a path without a route. allowed: methods of the path, if it has others."""
+    where = f"{request.method} {request.url.path}"
+    if allowed is not None:
+        return f"{where}: this path has no such method; expected {allowed}"
+    routes = [
+        f"{'/'.join(route.methods or ())} {route.path.replace('{model:path}', 'MODEL')}"
+        for route in request.app.routes
+        if isinstance(route, APIRoute)
+    ]
+    return f"{where}: no such route; this server has {', '.join(routes)}"

@@ -14,15 +14,23 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from components.errors import Problem, SpecError
+from components.errors import Problem
 from components.inference.protocol import ANY_OBJECT, FREE, NO_CALLS, NO_CHANGE, LogitChange, ResponseForm
-from components.inference.request_bodies import LONGEST_NAME, Off, RequestBody, read_body, unknown_keys
+from components.inference.request_bodies import (
+    LONGEST_NAME,
+    Alternatives,
+    Off,
+    RequestBody,
+    RequestContext,
+    read_part,
+    unknown_keys,
+)
 from components.specs.wording import shortened
 
 MAX_TOOLS = 512
@@ -31,9 +39,6 @@ LONGEST_SCHEMA = 100_000
 """Maximum length of a schema in characters, as JSON text."""
 MAX_BIASES = 1024
 """Maximum number of tokens in `logit_bias`."""
-CHAT_FIELDS = ("response_format", "tool_choice")
-RESPONSES_FIELDS = ("text", "tool_choice")
-LOGIT_FIELDS = ("logit_bias", "presence_penalty", "frequency_penalty")
 
 _NAME = re.compile(r"[\w.-]{1,128}")
 """Name of a function that a call can write."""
@@ -93,72 +98,85 @@ class ResponsesChoice(ChosenFunction):
     type: Literal["function"]
 
 
-class TextBody(RequestBody):
-    """`text` of Responses."""
+class ToolsBody(RequestBody):
+    """Parameters that Chat Completions and Responses share."""
 
-    format: dict[str, Any] | None = None
-    verbosity: None = None
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    """False holds a response to one call at most."""
+    top_logprobs: Alternatives | None = None
+    """Number of most likely tokens with each log-probability."""
+    metadata: dict[str, Any] | None = None
+    """The caller's labels; they have no effect."""
 
 
-def chat_form(
-    body: Mapping[str, Any], tools: Sequence[dict[str, Any]], strict: bool, problems: list[Problem]
-) -> ResponseForm:
-    """Return the form that a chat completions request demands. tools: offered tools in the engine's format. strict:
-    True if one of them is strict. Adds problems."""
-    wanted = body.get("response_format")
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
-    content = FREE
-    if kind == "json_schema" and isinstance(wanted, dict):
+class OfferedFunction(RequestBody):
+    """A function."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments."""
+    strict: bool | None = None
+
+
+class ChatTool(RequestBody):
+    """A tool of Chat Completions."""
+
+    type: Literal["function"]
+    function: OfferedFunction
+
+
+class ResponsesTool(OfferedFunction):
+    """A tool of Responses. Clients send the other fields at their neutral values."""
+
+    type: Literal["function"]
+    allowed_callers: None = None
+    defer_loading: Off | None = None
+    output_schema: None = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Tools that a request offers, in the engine's format, and the form that it demands of the response."""
+
+    tools: list[dict[str, Any]]
+    form: ResponseForm
+
+
+def chat_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: list[Problem]) -> Offer:
+    """Return the offer of a chat completions request. wanted: `response_format`. Adds problems."""
+    listed = body.tools or []
+    tools = [_chat_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(listed)]
+    strict = any(isinstance(tool.get("function"), dict) and tool["function"].get("strict") is True for tool in listed)
+    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
         problems += unknown_keys(wanted, ("type", "json_schema"), "response_format")
         content = _schema_form(SchemaFormat, wanted.get("json_schema"), "response_format.json_schema", problems)
-    elif wanted is not None:
-        content = _plain_form(wanted, kind, "response_format", problems)
-    choice = _choice(ChatChoice, body.get("tool_choice"), problems)
-    return _combined(content, _calls(choice, tools, strict, problems), bool(tools), "response_format", problems)
+    else:
+        content = _plain_form(wanted, "response_format", problems)
+    choice = _choice(ChatChoice, body.tool_choice, problems)
+    return _offer(body, tools, strict, content, choice, "response_format", context, problems)
 
 
-def responses_form(
-    body: Mapping[str, Any], tools: Sequence[dict[str, Any]], strict: bool, problems: list[Problem]
-) -> ResponseForm:
-    """Return the form that a Responses request demands; as `chat_form`."""
-    content = FREE
-    try:
-        options = {} if body.get("text") is None else body["text"]
-        text = read_body(TextBody, options, "text")
-    except SpecError as error:
-        problems += error.problems
-        text = TextBody()
-    kind = (text.format or {}).get("type")
-    if kind == "json_schema":
-        content = _schema_form(NamedFormat, text.format, "text.format", problems)
-    elif text.format is not None:
-        content = _plain_form(text.format, kind, "text.format", problems)
-    choice = _choice(ResponsesChoice, body.get("tool_choice"), problems)
-    return _combined(content, _calls(choice, tools, strict, problems), bool(tools), "text.format", problems)
+def responses_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: list[Problem]) -> Offer:
+    """Return the offer of a Responses request. wanted: `text.format`. Adds problems."""
+    listed = body.tools or []
+    tools = [_responses_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(listed)]
+    strict = any(tool.get("strict") is True for tool in listed)
+    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
+        content = _schema_form(NamedFormat, wanted, "text.format", problems)
+    else:
+        content = _plain_form(wanted, "text.format", problems)
+    choice = _choice(ResponsesChoice, body.tool_choice, problems)
+    return _offer(body, tools, strict, content, choice, "text.format", context, problems)
 
 
-def with_single_call(form: ResponseForm, allowed: bool, problems: list[Problem]) -> ResponseForm:
-    """Return a form that holds the response to one call at most, with arguments of its tool's schema, as
-    `parallel_tool_calls: false` demands. allowed: as in `logit_change`. Adds problems."""
-    if form.calls is not None:  # none, or a required one, which is single
-        return form
-    if not allowed:
-        text = "false would hold the policy to one call, but training needs its own responses; leave it out"
-        problems.append(Problem("parallel_tool_calls", text))
-    return replace(form, strict=True, single=True)
-
-
-def logit_change(body: Mapping[str, Any], allowed: bool, problems: list[Problem]) -> LogitChange:
+def logit_change(body: LogitBody, allowed: bool, problems: list[Problem]) -> LogitChange:
     """Return the changes of the logits that a request demands. allowed: False if the server records responses for
     training, which uses the distribution of the experiment. Adds problems."""
-    try:
-        data = {name: body[name] for name in LOGIT_FIELDS if name in body}
-        parsed = read_body(LogitBody, data)
-    except SpecError as error:
-        problems += error.problems
-        return NO_CHANGE
-    bias = tuple((int(token), value) for token, value in sorted((parsed.logit_bias or {}).items()) if value)
-    change = LogitChange(bias, parsed.presence_penalty or 0.0, parsed.frequency_penalty or 0.0)
+    bias = tuple((int(token), value) for token, value in sorted((body.logit_bias or {}).items()) if value)
+    change = LogitChange(bias, body.presence_penalty or 0.0, body.frequency_penalty or 0.0)
     if change != NO_CHANGE and not allowed:
         names = {"logit_bias": change.bias, "presence_penalty": change.presence, "frequency_penalty": change.frequency}
         text = "the experiment's collect sets the sampling distribution, which training uses; leave it out"
@@ -167,11 +185,52 @@ def logit_change(body: Mapping[str, Any], allowed: bool, problems: list[Problem]
     return change
 
 
+def _chat_tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
+    """Return a tool of Chat Completions in the engine's format."""
+    if "strict" in tool:
+        problems.append(Problem(f"{path}.strict", "belongs into `function`, beside its name"))
+    read = read_part(ChatTool, {name: tool[name] for name in tool if name != "strict"}, path, problems)
+    if read is None:
+        return _named(tool.get("function"))
+    _check_function(read.function, f"{path}.function", problems)
+    return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
+
+
+def _responses_tool(data: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
+    """Return a tool of Responses in the engine's format."""
+    if data.get("type") != "function":
+        expected = "this server has no built-in tools; expected type 'function'"
+        problems.append(Problem(f"{path}.type", f"{shortened(data.get('type'))}: {expected}"))
+        return {}
+    tool = read_part(ResponsesTool, data, path, problems)
+    if tool is None:
+        return _named(data)
+    _check_function(tool, path, problems)
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _named(function: Any) -> dict[str, Any]:
+    """Return an invalid tool with its name alone, to which `tool_choice` can refer."""
+    name = function.get("name") if isinstance(function, dict) else None
+    return {"function": {"name": name}} if isinstance(name, str) else {}
+
+
+def _check_function(function: OfferedFunction, path: str, problems: list[Problem]) -> None:
+    """Add the problems of a function's name and JSON schema, which chat templates read."""
+    if not 0 < len(function.name) <= LONGEST_NAME:
+        problems.append(Problem(f"{path}.name", f"expected 1 to {LONGEST_NAME} characters"))
+    schema = function.parameters or {}
+    if schema.get("type", "object") != "object":
+        problems.append(Problem(f"{path}.parameters.type", f"{shortened(schema['type'])}: expected 'object'"))
+    elif not isinstance(schema.get("properties"), dict | None):
+        text = f"{shortened(schema['properties'])}: expected an object with a schema for each parameter"
+        problems.append(Problem(f"{path}.parameters.properties", text))
+
+
 def _schema_form(cls: type[SchemaFormat], data: Any, path: str, problems: list[Problem]) -> ResponseForm:
-    try:
-        named = read_body(cls, data, path, apart=("schema",))
-    except SpecError as error:
-        problems += error.problems
+    named = read_part(cls, data, path, problems, apart=("schema",))
+    if named is None:
         return FREE
     schema = data.get("schema")
     if not isinstance(schema, dict):
@@ -184,12 +243,15 @@ def _schema_form(cls: type[SchemaFormat], data: Any, path: str, problems: list[P
     return ResponseForm(json_schema=text, schema_name=named.name)
 
 
-def _plain_form(data: Any, kind: Any, path: str, problems: list[Problem]) -> ResponseForm:
-    """Return the form of `text` and `json_object`."""
+def _plain_form(data: Any, path: str, problems: list[Problem]) -> ResponseForm:
+    """Return the form of `text`, `json_object` and None."""
+    if data is None:
+        return FREE
+    kind = data.get("type") if isinstance(data, dict) else data
     if not isinstance(data, dict) or kind not in ("text", "json_object"):
         place = f"{path}.type" if isinstance(data, dict) else path
-        text = f"{shortened(kind if isinstance(data, dict) else data)} is not supported"
-        problems.append(Problem(place, f"{text}; expected type 'text', 'json_object' or 'json_schema'"))
+        text = f"{shortened(kind)} is not supported; expected type 'text', 'json_object' or 'json_schema'"
+        problems.append(Problem(place, text))
         return FREE
     problems += unknown_keys(data, ("type",), path)
     return ResponseForm(json_schema=ANY_OBJECT) if kind == "json_object" else FREE
@@ -205,11 +267,7 @@ def _choice(
         expected = "'none', 'auto', 'required' or one function by its name"
         problems.append(Problem("tool_choice", f"{shortened(choice)} is not supported; expected {expected}"))
         return None
-    try:
-        chosen = read_body(cls, choice, "tool_choice")
-    except SpecError as error:
-        problems += error.problems
-        return None
+    chosen = read_part(cls, choice, "tool_choice", problems)
     return chosen.function if isinstance(chosen, ChatChoice) else chosen
 
 
@@ -244,93 +302,27 @@ def _calls(
     return ResponseForm(calls=(choice.name,))
 
 
-def _combined(
-    content: ResponseForm, calls: ResponseForm, offered: bool, path: str, problems: list[Problem]
-) -> ResponseForm:
-    """Return the form of a response with this content or these calls. offered: True if the request has tools."""
-    if content == FREE:
-        return calls
-    if calls.calls:
-        text = "a response that must call a tool has no content with a schema; send one of it and tool_choice"
-        problems.append(Problem(path, text))
-    either = offered and calls != NO_CALLS
-    return replace(content, calls=None if either else (), strict=either)
-
-
-class OfferedFunction(RequestBody):
-    """A function."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """JSON schema of the arguments."""
-    strict: bool | None = None
-
-
-class ChatTool(RequestBody):
-    """A tool of Chat Completions."""
-
-    type: Literal["function"]
-    function: OfferedFunction
-
-
-class ResponsesTool(OfferedFunction):
-    """A tool of Responses. Clients send the other fields at their neutral values."""
-
-    type: Literal["function"]
-    allowed_callers: None = None
-    defer_loading: Off | None = None
-    output_schema: None = None
-
-
-def chat_tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
-    """Return a tool of Chat Completions in the engine's format; add its problems."""
-    if "strict" in tool:
-        problems.append(Problem(f"{path}.strict", "belongs into `function`, beside its name"))
-    try:
-        function = read_body(ChatTool, {name: tool[name] for name in tool if name != "strict"}, path).function
-    except SpecError as error:
-        problems += error.problems
-        return _named(tool.get("function"))
-    check_function(function, f"{path}.function", problems)
-    return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
-
-
-def responses_tool(data: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
-    """Return a tool of Responses in the engine's format; add its problems."""
-    if data.get("type") != "function":
-        expected = "this server has no built-in tools; expected type 'function'"
-        problems.append(Problem(f"{path}.type", f"{shortened(data.get('type'))}: {expected}"))
-        return {}
-    try:
-        tool = read_body(ResponsesTool, data, path)
-    except SpecError as error:
-        problems += error.problems
-        return _named(data)
-    check_function(tool, path, problems)
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
-
-
-def _named(function: Any) -> dict[str, Any]:
-    """Return an invalid tool with its name alone, to which `tool_choice` can refer."""
-    name = function.get("name") if isinstance(function, dict) else None
-    return {"function": {"name": name}} if isinstance(name, str) else {}
-
-
-def is_strict(tool: Mapping[str, Any]) -> bool:
-    """Return True for a strict tool of Chat Completions."""
-    function = tool.get("function")
-    return isinstance(function, dict) and function.get("strict") is True
-
-
-def check_function(function: OfferedFunction, path: str, problems: list[Problem]) -> None:
-    """Add the problems of a function's name and JSON schema, which chat templates read."""
-    if not 0 < len(function.name) <= LONGEST_NAME:
-        problems.append(Problem(f"{path}.name", f"expected 1 to {LONGEST_NAME} characters"))
-    schema = function.parameters or {}
-    if schema.get("type", "object") != "object":
-        problems.append(Problem(f"{path}.parameters.type", f"{shortened(schema['type'])}: expected 'object'"))
-    elif not isinstance(schema.get("properties"), dict | None):
-        text = f"{shortened(schema['properties'])}: expected an object with a schema for each parameter"
-        problems.append(Problem(f"{path}.parameters.properties", text))
+def _offer(
+    body: ToolsBody,
+    tools: list[dict[str, Any]],
+    strict: bool,
+    content: ResponseForm,
+    choice: str | ChosenFunction | None,
+    path: str,
+    context: RequestContext,
+    problems: list[Problem],
+) -> Offer:
+    """Return the offer of tools with a response of this content or of calls. path: of the content's form."""
+    form = calls = _calls(choice, tools, strict and not context.recorded, problems)
+    if content != FREE:
+        if calls.calls:
+            text = "a response that must call a tool has no content with a schema; send one of it and tool_choice"
+            problems.append(Problem(path, text))
+        either = bool(tools) and calls != NO_CALLS
+        form = replace(content, calls=None if either else (), strict=either)
+    if body.parallel_tool_calls is False and tools and form.calls is None:  # else none, or a required one
+        if context.recorded:
+            text = "false would hold the policy to one call, but training needs its own responses; leave it out"
+            problems.append(Problem("parallel_tool_calls", text))
+        form = replace(form, strict=True, single=True)
+    return Offer([] if form.without_calls else tools, form)

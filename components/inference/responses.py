@@ -1,37 +1,49 @@
-"""Conversion between OpenAI's Responses JSON and the engine protocol; `wire` does the same for Chat Completions.
+"""Requests of OpenAI's Responses as conversations for an engine; `response_events` has their answers.
 
 A conversation is a list of items: messages, function calls, and function call outputs. A response's text and its calls
 are separate items. When a client sends them back, they are merged into one assistant message, so that the conversation
 continues from the sampled tokens. Reasoning items are discarded, because the models here write none.
 
-As in `wire`, a parameter is supported, accepted at its neutral value, or rejected with its name and reason. Unsupported
-features are rejected too: built-in tools, images and files, conversations stored by OpenAI, background responses.
-`previous_response_id` requires a server that stores responses (`earlier`). Extensions: `seed`, `top_k`, `min_p`.
+Clients may send references to items of stored responses instead of the items. Item ids contain the id of their
+response: `msg_NAME` is the text of `resp_NAME`, `fc_NAME_0` its first call.
+
+Unsupported features are rejected: built-in tools, images and files, conversations stored by OpenAI, background
+responses. `previous_response_id` requires a server that stores responses (`earlier`). Extensions: `seed`, `top_k`,
+`min_p`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from components.errors import Problem, SpecError
-from components.inference import request_forms
-from components.inference.protocol import ChatCompletion, ChatRequest
-from components.inference.request_bodies import Neutral, ResponsesStreamOptions, parse_parameters
-from components.inference.request_forms import MAX_TOOLS, responses_tool
-from components.inference.response_items import Messages, add_item, resolve
-from components.inference.token_texts import Decode, SampledTokens, logprobs_of
-from components.inference.wire import (
-    MAX_ALTERNATIVES,
+from components.inference.protocol import ChatRequest
+from components.inference.request_bodies import (
     MAX_MESSAGES,
     Name,
+    Neutral,
+    RequestBody,
+    RequestContext,
+    ResponsesStreamOptions,
     SamplingBody,
     Tokens,
+    parse_parameters,
+    read_body,
 )
+from components.inference.request_forms import ToolsBody, responses_offer
+from components.specs.wording import shortened
+
+Messages = list[dict[str, Any]]
+Earlier = Callable[[str], Messages]
+"""Id of a stored response to the conversation including it. Raises SpecError for another id."""
+
+LOGPROBS = "message.output_text.logprobs"
+"""Value of `include` that requests log-probabilities."""
 
 _NEUTRAL: Neutral = {
     "background": (None, False),
@@ -48,16 +60,17 @@ _NEUTRAL: Neutral = {
 }
 """Unsupported parameters, with their neutral values, which are accepted."""
 
-_TEXT = {"type": "text"}
-LOGPROBS = "message.output_text.logprobs"
-"""Value of `include` that requests log-probabilities."""
+
+class TextBody(RequestBody):
+    """`text`."""
+
+    format: dict[str, Any] | None = None
+    verbosity: None = None
 
 
-class ResponseBody(SamplingBody):
+class ResponseBody(SamplingBody, ToolsBody):
     """The supported parameters."""
 
-    model: Name
-    """Model name: `name`, or `name@version` to require that policy version."""
     input: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -68,21 +81,90 @@ class ResponseBody(SamplingBody):
     store: bool | None = None
     """Storage of the response, so that a later request can refer to it in `previous_response_id`; None means true if
     the server stores responses."""
-    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
-    parallel_tool_calls: bool | None = None
-    """False holds a response to one call at most."""
+    text: TextBody | None = None
     max_output_tokens: Tokens | None = None
-    stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """Additional output. Log-probabilities cover all sampled tokens and belong to the text; there is no reasoning."""
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES, strict=True)
-    """Number of most likely tokens with each of the log-probabilities."""
-    metadata: dict[str, Any] | None = None
-    """The caller's labels; they have no effect, like the following fields."""
-    user: str | None = None
     prompt_cache_key: str | None = None
+    """The caller's label; it has no effect, like the following one."""
     safety_identifier: str | None = None
+
+    @property
+    def text_format(self) -> dict[str, Any] | None:
+        """The form of the text."""
+        return self.text.format if self.text else None
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or [])
+
+
+class Text(RequestBody):
+    """A text part of a message. Fields that clients copy from responses are ignored."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    parsed: Any = None
+
+
+class ResponsesItem(RequestBody):
+    """Fields common to all items."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class MessageItem(ResponsesItem):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[Text], Field(max_length=MAX_MESSAGES)]
+    phase: None = None
+
+
+class CallItem(ResponsesItem):
+    """A function call."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: str
+    """Arguments as JSON text."""
+    parsed_arguments: Any = None
+    caller: None = None
+    namespace: None = None
+
+
+class OutputItem(ResponsesItem):
+    """The output of a function call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Annotated[list[Text], Field(max_length=MAX_MESSAGES)]
+    name: str | None = None
+    caller: None = None
+    namespace: None = None
+
+
+class ReasoningItem(ResponsesItem):
+    """A reasoning item, which is discarded."""
+
+    type: Literal["reasoning"]
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+
+
+_ITEMS: dict[str, type[ResponsesItem]] = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "function_call_output": OutputItem,
+    "reasoning": ReasoningItem,
+}
 
 
 @dataclass(frozen=True)
@@ -93,40 +175,16 @@ class ResponsesRequest:
     conversation: Messages
     """The conversation without the instructions, which is stored with the response."""
     body: ResponseBody
-    tools: list[dict[str, Any]]
-    """Tools as in the request."""
     stored: bool
     """True if the server stores the response."""
-    tool_choice: Any
-    text_format: Any
-    """As in the request."""
-
-    @property
-    def stream(self) -> bool:
-        return bool(self.body.stream)
-
-    @property
-    def logprobs(self) -> bool:
-        return LOGPROBS in (self.body.include or [])
 
 
-def read_request(
-    body: dict[str, Any],
-    policy: Callable[[str], str],
-    default_max_tokens: int,
-    earlier: Callable[[str], Messages] | None,
-    *,
-    recorded: bool = False,
-    sampled_arguments: Collection[str] = (),
-) -> ResponsesRequest:
+def read_request(body: dict[str, Any], context: RequestContext, earlier: Earlier | None = None) -> ResponsesRequest:
     """Return the parsed request body. Raises SpecError with every invalid or unsupported parameter.
 
-    policy: returns the version of a model name. earlier: returns the conversation including a response, by the
-    response's id, or raises SpecError; None if the server stores no responses. recorded: as in
-    `wire.read_request`. sampled_arguments: call arguments that the model wrote, which are accepted even if they are
-    invalid JSON.
+    earlier: None if the server stores no responses.
     """
-    parsed, problems = parse_parameters(ResponseBody, body, _NEUTRAL, request_forms.RESPONSES_FIELDS)
+    parsed, problems = parse_parameters(ResponseBody, body, _NEUTRAL)
     conversation: Messages = []
     if earlier is None and (parsed.store or parsed.previous_response_id is not None):
         name = "store" if parsed.store else "previous_response_id"
@@ -139,140 +197,103 @@ def read_request(
         except SpecError as error:
             problems += error.problems
     items = [{"role": "user", "content": parsed.input}] if isinstance(parsed.input, str) else parsed.input
-    items = resolve(items, earlier, problems)
     for index, item in enumerate(items):
-        add_item(item, conversation, f"input.{index}", sampled_arguments, problems)
+        try:
+            _add_item(_resolved(item, f"input.{index}", earlier), conversation, f"input.{index}", context, problems)
+        except SpecError as error:
+            problems += error.problems
     if not conversation and not problems:
         problems.append(Problem("input", "has reasoning items only, which are discarded; expected a message to answer"))
-    tools = [responses_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(parsed.tools or [])]
-    strict = not recorded and any(tool.get("strict") is True for tool in parsed.tools or [])
-    form = request_forms.responses_form(body, tools, strict, problems)
-    if parsed.parallel_tool_calls is False and tools:
-        form = request_forms.with_single_call(form, not recorded, problems)
-    if parsed.top_logprobs and LOGPROBS not in (parsed.include or []):
+    offer = responses_offer(parsed, parsed.text_format, context, problems)
+    if parsed.top_logprobs and not parsed.shows_logprobs:
         problems.append(Problem("top_logprobs", f"is allowed with include: ['{LOGPROBS}'] only"))
     if problems:
         raise SpecError(problems)
     first = [{"role": "system", "content": parsed.instructions}] if parsed.instructions else []
-    sampling = parsed.sampling(parsed.max_output_tokens or default_max_tokens)
-    offered = [] if form.calls == () else tools
-    messages = [*first, *conversation]
     request = ChatRequest(
-        messages,
-        offered,
-        policy(parsed.model),
-        sampling,
+        [*first, *conversation],
+        offer.tools,
+        context.policy(parsed.model),
+        parsed.sampling(parsed.max_output_tokens or context.default_max_tokens),
         parsed.sampling_seed(),
-        form=form,
+        context.agent,
+        form=offer.form,
         alternatives=parsed.top_logprobs or None,
     )
-    stored = earlier is not None and parsed.store is not False
-    listed = [_listed(tool) for tool in parsed.tools or []]
-    choice, text = body.get("tool_choice") or "auto", body.get("text") or {}
-    return ResponsesRequest(request, conversation, parsed, listed, stored, choice, text.get("format") or _TEXT)
+    return ResponsesRequest(request, conversation, parsed, earlier is not None and parsed.store is not False)
 
 
-def response_body(
-    answer: ChatCompletion, parsed: ResponsesRequest, head: dict[str, Any], decode: Decode | None
-) -> dict[str, Any]:
-    """Return the `response` object. head: id, created_at, model. It is completed now."""
-    cut = answer.finish_reason == "length"
-    prompt, sampled = len(answer.prompt_token_ids), len(answer.token_ids)
-    return {
-        **unfinished_body(parsed, head),
-        "status": "incomplete" if cut else "completed",
-        "completed_at": None if cut else int(time.time()),
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": _output(answer, parsed, head["id"], decode),
-        "usage": {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
-            "output_tokens": sampled,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + sampled,
-        },
-    }
+def _add_item(
+    data: dict[str, Any], messages: Messages, path: str, context: RequestContext, problems: list[Problem]
+) -> None:
+    """Add an item to the conversation. Raises SpecError for an invalid one, and adds the problem of arguments."""
+    kind = data.get("type", "message")
+    if not isinstance(kind, str) or kind not in _ITEMS:
+        text = f"{shortened(kind)} is not supported; expected one of {', '.join(_ITEMS)}"
+        raise SpecError([Problem(f"{path}.type", text)])
+    for name in ("content", "output"):
+        for place, part in enumerate(data[name] if kind != "reasoning" and isinstance(data.get(name), list) else []):
+            if isinstance(part, dict) and part.get("type") not in ("input_text", "output_text", "text"):
+                text = f"{shortened(part.get('type'))} is not supported: this server reads text only"
+                raise SpecError([Problem(f"{path}.{name}.{place}.type", text)])
+    match read_body(_ITEMS[kind], data, path):
+        case MessageItem() as item:
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": _text(item.content)})
+        case CallItem() as item:
+            context.check_arguments(item.arguments, f"{path}.arguments", problems)
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            if messages and messages[-1]["role"] == "assistant":  # text and calls of one response are one message
+                last = messages.pop()
+                messages.append({**last, "tool_calls": [*last.get("tool_calls", []), call]})
+            else:
+                messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        case OutputItem() as item:
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
 
 
-def unfinished_body(parsed: ResponsesRequest, head: dict[str, Any]) -> dict[str, Any]:
-    """Return the `response` object before its completion."""
-    body = parsed.body
-    return {
-        **head,
-        "object": "response",
-        "status": "in_progress",
-        "completed_at": None,
-        "error": None,
-        "incomplete_details": None,
-        "output": [],
-        "usage": None,
-        "instructions": body.instructions,
-        "previous_response_id": body.previous_response_id,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
-        "temperature": parsed.request.sampling.temperature,
-        "top_p": parsed.request.sampling.top_p,
-        "top_logprobs": body.top_logprobs or 0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "reasoning": {"effort": None, "summary": None},
-        "tools": parsed.tools,
-        "tool_choice": parsed.tool_choice,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "text": {"format": parsed.text_format},
-        "truncation": "disabled",
-        "background": False,
-        "service_tier": "default",
-        "store": parsed.stored,
-        "metadata": body.metadata or {},
-        "user": body.user,
-        "safety_identifier": body.safety_identifier,
-        "prompt_cache_key": body.prompt_cache_key,
-    }
+def _text(content: str | list[Text]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _output(answer: ChatCompletion, parsed: ResponsesRequest, name: str, decode: Decode | None) -> list[dict[str, Any]]:
-    """Return the items of a response: its text, and each of its calls."""
-    name = name.removeprefix("resp_")
-    text, calls = answer.message.get("content") or "", answer.message.get("tool_calls") or []
-    status = "incomplete" if answer.finish_reason == "length" else "completed"
-    items: list[dict[str, Any]] = []
-    if text or not calls:
-        part = text_part(text, text_logprobs(answer, parsed, decode))
-        items.append(message_item(f"msg_{name}", [part], status))
-    return items + [call_item(name, index, call["id"], call["function"], status) for index, call in enumerate(calls)]
+_ID = re.compile(r"msg_(?P<text>\w+)|fc_(?P<call>\w+)_(?P<index>\d{1,4})")
 
 
-def call_item(name: str, index: int, call_id: str, function: dict[str, Any], status: str) -> dict[str, Any]:
-    """Return the item of a function call. name: the response's id without its prefix. index: number of the call."""
-    named = {"name": function["name"], "arguments": function["arguments"]}
-    return {"type": "function_call", "id": f"fc_{name}_{index}", "call_id": call_id, **named, "status": status}
+class ItemReference(RequestBody):
+    """A reference to an item of a response that the server stored."""
+
+    type: Literal["item_reference"]
+    id: str
 
 
-def message_item(name: str, parts: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    """Return the item of an assistant message. name: its id."""
-    return {"type": "message", "id": name, "role": "assistant", "status": status, "content": parts}
+def _resolved(item: dict[str, Any], path: str, earlier: Earlier | None) -> dict[str, Any]:
+    """Return an item, or the stored item that it refers to. Raises SpecError without one."""
+    if item.get("type") != "item_reference":
+        return item
+    name = read_body(ItemReference, item, path).id
+    if earlier is None:
+        raise SpecError([Problem(f"{path}.type", "this server stores no responses; send the item itself")])
+    if (stored := _stored_item(name, earlier)) is None:
+        text = f"{shortened(name)}: no stored response has this item; send the item itself"
+        raise SpecError([Problem(f"{path}.id", text)])
+    return stored
 
 
-def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the text of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def text_logprobs(tokens: SampledTokens, parsed: ResponsesRequest, decode: Decode | None) -> list[dict[str, Any]]:
-    """Return the log-probabilities of tokens, if they are requested."""
-    if not parsed.logprobs:
-        return []
-    return [
-        {**_with_bytes(entry), "top_logprobs": [_with_bytes(other) for other in entry["top_logprobs"]]}
-        for entry in logprobs_of(tokens, decode)
-    ]
-
-
-def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
-    return {**entry, "bytes": entry["bytes"] or []}
-
-
-def _listed(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool of a request as the response lists it, with all fields of a function tool."""
-    return {"description": None, "parameters": None, "strict": None, **tool}
+def _stored_item(name: str, earlier: Earlier) -> dict[str, Any] | None:
+    """Return an item by its id; None if there is none."""
+    match = _ID.fullmatch(name)
+    if match is None:
+        return None
+    try:
+        message = earlier(f"resp_{match['text'] or match['call']}")[-1]
+    except SpecError:
+        return None
+    if match["text"]:
+        return {"type": "message", "role": "assistant", "content": message.get("content") or ""}
+    calls = message.get("tool_calls") or []
+    index = int(match["index"])
+    if index >= len(calls):
+        return None
+    call = calls[index]
+    return {"type": "function_call", "call_id": call["id"], **call["function"]}

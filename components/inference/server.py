@@ -4,7 +4,7 @@
 
 By default the server listens on loopback only. On other addresses it requires the API key in the environment variable
 ESPALIER_SERVER_KEY (`components.inference.access`). Size and duration of requests are limited (`connection`,
-`components.strict_json`, `wire`).
+`components.strict_json`, `request_bodies`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Streamed answers: server-sent events while an engine samples.
+"""Answers as JSON: one object, or server-sent events while an engine samples.
 
 The response begins with the first sampled token, so that an error before it has its status code; a later error is an
 event. If the client disconnects, the answers are cancelled, which frees their places in the engine's batch.
+
+Each API has a class of answers (`Answers`). Chat Completions and completions share chunks (`ChunkedAnswers`), with a
+choice for each answer.
 
 Answers that are recorded (`live=False`) are complete before the first event: the record of an episode must not depend
 on how fast its agent reads, or when it stops.
@@ -12,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -22,7 +26,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from components.errors import EngineError, EspalierError
-from components.inference.protocol import CallDelta, ChatRequest, Increment, TextRequest, TokenLogprobs
+from components.inference.protocol import (
+    CallDelta,
+    ChatCompletion,
+    ChatRequest,
+    Increment,
+    TextCompletion,
+    TextIncrement,
+    TextRequest,
+    TokenLogprobs,
+)
 from components.inference.token_texts import SampledTokens
 
 logger = logging.getLogger(__name__)
@@ -32,15 +45,24 @@ Answer = TypeVar("Answer")
 """A complete answer of the engine: ChatCompletion, TextCompletion."""
 Answered = TypeVar("Answered", contravariant=True)
 Part = TypeVar("Part", bound=Increment, contravariant=True)
+Increments = TypeVar("Increments", Increment, TextIncrement)
+Complete = TypeVar("Complete", ChatCompletion, TextCompletion)
+Counted = ChatCompletion | TextCompletion
 DONE = "data: [DONE]\n\n"
 """Last event of a stream."""
 Event = dict[str, Any]
+Head = Callable[[str], dict[str, Any]]
+"""Policy version to the fields that begin each object: id, time of creation, model."""
 Refuse = Callable[[Request, Exception], Awaitable[JSONResponse]]
 """Error to the response with OpenAI's error object."""
 
 
-class Events(Protocol[Part, Answered]):
-    """Events of one API for the answers to a request."""
+class Answers(Protocol[Part, Answered]):
+    """Answers to a request in the JSON of one API."""
+
+    def whole(self, answers: Sequence[Answered]) -> Event:
+        """Return the object of the complete answers."""
+        ...
 
     def grow(self, index: int, increment: Part) -> Iterator[Event]:
         """Yield the events of an increment of answer `index`."""
@@ -105,9 +127,9 @@ class Feed(Generic[Answer]):
 class EventStream(StreamingResponse):
     """Response with the events of a feed that has begun. The feed is cancelled with it."""
 
-    def __init__(self, request: Request, feed: Feed[Answer], events: Events[Any, Answer], refuse: Refuse):
+    def __init__(self, request: Request, feed: Feed[Answer], answers: Answers[Any, Answer], refuse: Refuse):
         super().__init__(
-            self._messages(request, events, refuse),
+            self._messages(request, answers, refuse),
             media_type="text/event-stream",
             headers={"cache-control": "no-cache"},
         )
@@ -119,17 +141,17 @@ class EventStream(StreamingResponse):
         finally:
             self._feed.cancel()
 
-    async def _messages(self, request: Request, events: Events[Any, Any], refuse: Refuse) -> AsyncIterator[str]:
+    async def _messages(self, request: Request, answers: Answers[Any, Any], refuse: Refuse) -> AsyncIterator[str]:
         try:
             async for index, increment in self._feed.increments():
-                for event in events.grow(index, increment):
+                for event in answers.grow(index, increment):
                     yield server_sent(event)
-            for event in events.end(self._feed.answers()):
+            for event in answers.end(self._feed.answers()):
                 yield server_sent(event)
         except Exception as error:
             if not isinstance(error, EspalierError):
                 logger.exception("a stream failed")
-            for event in events.fail(json.loads(bytes((await refuse(request, error)).body))["error"]):
+            for event in answers.fail(json.loads(bytes((await refuse(request, error)).body))["error"]):
                 yield server_sent(event)
         else:
             yield DONE
@@ -141,7 +163,7 @@ def server_sent(event: Event) -> str:
     return f"{name}data: {json.dumps(event)}\n\n"
 
 
-async def stream(request: Request, feed: Feed[Answer], events: Events[Any, Answer], refuse: Refuse) -> EventStream:
+async def stream(request: Request, feed: Feed[Answer], answers: Answers[Any, Answer], refuse: Refuse) -> EventStream:
     """Return the response after the feed has begun. Raises the engine's error if there is no first token, and
     HTTPException if the client disconnects before."""
     try:
@@ -149,7 +171,7 @@ async def stream(request: Request, feed: Feed[Answer], events: Events[Any, Answe
     except BaseException:
         feed.cancel()
         raise
-    return EventStream(request, feed, events, refuse)
+    return EventStream(request, feed, answers, refuse)
 
 
 async def unless_disconnected(request: Request, answers: Coroutine[Any, Any, Result]) -> Result:
@@ -177,6 +199,13 @@ def rest_of(content: str, sent: str) -> str:
     if not content.startswith(sent):
         raise EngineError("the tokenizer's text of the whole response differs from that of its parts")
     return content[len(sent) :]
+
+
+def usage_of(prompted: Sequence[Counted], answers: Sequence[Counted]) -> dict[str, int]:
+    """Return the token counts of answers. prompted: one answer to each prompt."""
+    prompt = sum(len(answer.prompt_token_ids) for answer in prompted)
+    sampled = sum(len(answer.token_ids) for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 class SentCall:
@@ -219,3 +248,84 @@ class Unsent:
         """Forget the tokens, which are sent."""
         self._taken += len(self.token_ids)
         self.token_ids, self.logprobs, self.likeliest = [], [], []
+
+
+class GrowingChoice(ABC, Generic[Increments, Complete]):
+    """One answer of `ChunkedAnswers`, and what of it is sent."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.sent = ""
+        self.unsent = Unsent()
+
+    @abstractmethod
+    def whole(self, answer: Complete) -> dict[str, Any]:
+        """Return the choice of the complete answer."""
+
+    @abstractmethod
+    def begin(self, answer: Increments | Complete) -> Iterator[dict[str, Any]]:
+        """Yield the choices before any text."""
+
+    @abstractmethod
+    def grow(self, increment: Increments) -> Iterator[dict[str, Any]]:
+        """Yield the choices of an increment, whose tokens are in `unsent`."""
+
+    @abstractmethod
+    def end(self, answer: Complete) -> Iterator[dict[str, Any]]:
+        """Yield the remaining choices of the complete answer, whose remaining tokens are in `unsent`."""
+
+
+class ChunkedAnswers(ABC, Generic[Increments, Complete]):
+    """Answers of Chat Completions and completions: an object with all choices, or chunks with a choice each, and the
+    token counts if the request has `include_usage`. head: id, created and model, by policy version."""
+
+    whole_object: str
+    chunk_object: str
+    """Values of `object`."""
+
+    def __init__(self, choices: Sequence[GrowingChoice[Increments, Complete]], head: Head, include_usage: bool):
+        self._choices: Sequence[GrowingChoice[Increments, Complete]] = choices
+        self._head = head
+        self._include_usage = include_usage
+
+    @abstractmethod
+    def usage(self, answers: Sequence[Complete]) -> dict[str, int]:
+        """Return the token counts."""
+
+    def whole(self, answers: Sequence[Complete]) -> Event:
+        choices = [choice.whole(answer) for choice, answer in zip(self._choices, answers, strict=True)]
+        head = self._head(answers[0].policy)
+        return {**head, "object": self.whole_object, "choices": choices, "usage": self.usage(answers)}
+
+    def grow(self, index: int, increment: Increments) -> Iterator[Event]:
+        choice = self._choices[index]
+        yield from self._begin(choice, increment)
+        choice.unsent.add(increment)
+        for part in choice.grow(increment):
+            yield self.chunk(part, increment)
+
+    def end(self, answers: Sequence[Complete]) -> Iterator[Event]:
+        for choice, answer in zip(self._choices, answers, strict=True):
+            yield from self._begin(choice, answer)
+            choice.unsent.rest_of(answer)
+            for part in choice.end(answer):
+                yield self.chunk(part, answer)
+        if self._include_usage:
+            yield {**self._base(answers[0].policy), "choices": [], "usage": self.usage(answers)}
+
+    def fail(self, error: dict[str, Any]) -> Iterator[Event]:
+        yield {"error": error}
+
+    def chunk(self, choice: dict[str, Any], answer: Increments | Complete) -> Event:
+        """Return the event of a choice."""
+        return {**self._base(answer.policy), "choices": [choice]}
+
+    def _begin(self, choice: GrowingChoice[Increments, Complete], answer: Increments | Complete) -> Iterator[Event]:
+        if not choice.begun:
+            choice.begun = True
+            for part in choice.begin(answer):
+                yield self.chunk(part, answer)
+
+    def _base(self, policy: str) -> Event:
+        base = {**self._head(policy), "object": self.chunk_object}
+        return {**base, "usage": None} if self._include_usage else base

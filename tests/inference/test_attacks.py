@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from components.errors import ContextOverflow, EngineError, PromptRefused, ResourceError, SpecError
-from components.inference import connection, wire
+from components.inference import chat_completions, connection
 from components.inference import server as server_module
 from components.inference.protocol import ChatRequest, Sampling
+from components.inference.request_bodies import RequestContext
 from components.inference.server import ListenOptions, ModelServer
 from components.specs.served import SERVER_KEY_VARIABLE
 from components.strict_json import MAX_DEPTH, MAX_VALUES, parse
@@ -181,7 +182,7 @@ def test_validation_is_linear():
 
         def validate(count: int, item: object = item):
             body = {"model": "tiny", "messages": [item] * count}
-            return lambda: wire.read_request(body, lambda model: "base", 5)
+            return lambda: chat_completions.read_request(body, RequestContext(lambda model: "base"))
 
         calls_made(validate(10))  # what is cached is cached now
         assert calls_made(validate(2000)) < 6 * calls_made(validate(500)) + 2000, item

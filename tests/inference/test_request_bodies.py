@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from components.errors import SpecError
-from components.inference import responses, text_completions, wire
+from components.inference import chat_completions, responses, text_completions
+from components.inference.request_bodies import RequestContext
 
 FUNCTION = {
     "name": "weather",
@@ -57,11 +58,8 @@ COMPLETION = {"model": "m", "prompt": "x", "stream": True, "stream_options": {"i
 
 
 def read(body: dict[str, Any]) -> Any:
-    if "prompt" in body:
-        return text_completions.read_request(body, lambda model: model)
-    if "input" in body:
-        return responses.read_request(body, lambda model: model, 16, None)
-    return wire.read_request(body, lambda model: model, 16)
+    api = text_completions if "prompt" in body else responses if "input" in body else chat_completions
+    return api.read_request(body, RequestContext(lambda model: model))
 
 
 def problems(body: dict[str, Any]) -> dict[str, str]:
