@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from components.artifacts import lock_file
+from components.artifacts import lock_file, sync_tree
 from components.errors import ResourceError
 from components.redaction import mask_text
 from components.tracking.provenance import command_path
@@ -131,11 +131,21 @@ def _ensure_database(database: Path, artifacts: Path) -> None:
 
 def _create_database(database: Path, artifacts: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from sqlalchemy import Engine, event
+
+    def unsynced(connection: object, _record: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
 
     draft = database.with_suffix(".draft")
     draft.unlink(missing_ok=True)  # left by a process that died while creating it
-    store = SqlAlchemyStore(f"{_SQLITE}{draft}", artifacts.absolute().as_uri())
+    event.listen(Engine, "connect", unsynced)  # each migration would wait for the disk: seconds in all
+    try:
+        store = SqlAlchemyStore(f"{_SQLITE}{draft}", artifacts.absolute().as_uri())
+    finally:
+        event.remove(Engine, "connect", unsynced)
     store.engine.dispose()
+    sync_tree(draft)
     os.replace(draft, database)
 
 
