@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socketserver
 import sys
 
 import pytest
@@ -27,6 +28,10 @@ for _name, _value in ENVIRONMENT.items():
 # Tests start many processes, and each would compile all modules of the checkout. Packages are compiled by `make setup`.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Servers of tests answer at once: a body follows its headers in a write of its own, which would wait 40 ms for an
+# acknowledgement.
+socketserver.StreamRequestHandler.disable_nagle_algorithm = True
 
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any machine", settings.get_profile("random"), derandomize=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -96,13 +97,16 @@ def most_connections() -> int:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection with time limits for reading and writing."""
+    """uvicorn's connection with time limits for reading and writing, which sends each part of a response at once."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # The body follows the headers in a write of its own, which would wait 40 ms for a delayed acknowledgement.
+        # asyncio sets the option only on sockets that were created for TCP by number, not on `socket.create_server`'s.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > most_connections():
             transport.write(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\r\n")
             transport.close()

@@ -115,6 +115,8 @@ class Wire:
             except OSError:
                 return
             self._open += [near, far]
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._pump, args=(near, far, True), daemon=True).start()
             threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
 
@@ -138,6 +140,7 @@ def serve():
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
+    MotoRequestHandler.disable_nagle_algorithm = True  # as in tests/conftest.py
     application = DomainDispatcherApplication(create_backend_app)
     lock = threading.Lock()
 

@@ -17,6 +17,7 @@ import torch
 from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
 from components.inference import server as server_module
 from components.inference.app import STALLED_SECONDS, AppOptions
+from components.inference.connection import BoundedConnection
 from components.inference.protocol import ChatCompletion, ChatRequest, LogitChange, ResponseForm
 from components.inference.server import ListenOptions, ModelServer
 
@@ -244,6 +245,20 @@ def test_a_policy_is_addressed_by_version(client, engine):
     assert len(engine.requests) == 2  # the client does not ask again
     with pytest.raises(openai.NotFoundError, match="'gpt-5' is not here; this server has 'shop'"):
         ask(client, model="gpt-5")
+
+
+def test_a_body_does_not_wait_for_the_acknowledgement_of_its_headers(engine, monkeypatch):
+    options = []
+    made = BoundedConnection.connection_made
+
+    def connection_made(self, transport):
+        made(self, transport)
+        options.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(BoundedConnection, "connection_made", connection_made)
+    with ModelServer(engine, "echo") as server:
+        urllib.request.urlopen(server.url.removesuffix("/v1") + "/health", timeout=60).close()
+    assert options == [1]
 
 
 def test_models_are_listed(client):
