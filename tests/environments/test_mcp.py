@@ -197,8 +197,8 @@ def test_call_timeout_fails_the_episode(file):
 
 def test_start_times_out(file):
     silent = [sys.executable, "-c", "import time; print('hm', flush=True); time.sleep(60)"]
-    with pytest.raises(EnvironmentFailed, match=r"did not start within 1 s \(environment.start_timeout\)"):
-        play(Mcp(file, command=silent, start_timeout=1.0))
+    with pytest.raises(EnvironmentFailed, match=r"did not start within 0\.5 s \(environment.start_timeout\)"):
+        play(Mcp(file, command=silent, start_timeout=0.5))
 
 
 def test_unknown_command_is_a_resource_error(file):
@@ -313,7 +313,7 @@ def model(*answers):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1", asked
     finally:

@@ -153,11 +153,11 @@ class McpSession:
         return ToolResult(self._printable(_text(answer)), failed=bool(answer.is_error))
 
     async def close(self) -> None:
-        """Close the session; kill a subprocess that does not exit."""
+        """Close the session; kill a subprocess that does not exit. A session that is still opening ends at once."""
         self._ended.set()
         if self._task is None:
             return
-        done, _ = await asyncio.wait([self._task], timeout=CLOSE)
+        done, _ = await asyncio.wait([self._task], timeout=CLOSE if self._opened.done() else 0)
         if not done:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=CLOSE)
