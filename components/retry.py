@@ -27,22 +27,22 @@ together."""
 
 class Backoff:
     """Pauses of one operation, which is retried for `seconds` and at most `retries` times. first, longest: seconds
-    before the first retry, and at most."""
+    before the first retry, and at most; None: `FIRST_PAUSE` and `LONGEST_PAUSE`."""
 
     def __init__(
         self,
         seconds: float = math.inf,
         *,
         retries: float = math.inf,
-        first: float = FIRST_PAUSE,
-        longest: float = LONGEST_PAUSE,
+        first: float | None = None,
+        longest: float | None = None,
     ):
         self.failures = 0
         self._seconds = seconds
         self._retries = retries
         self._deadline = 0.0
-        self._pause = first
-        self._longest = longest
+        self._pause = FIRST_PAUSE if first is None else first
+        self._longest = LONGEST_PAUSE if longest is None else longest
 
     def pause(self, retry_after: float | None = None) -> float | None:
         """Return the seconds before the next attempt, after a failure; None if the time is over or no retry is left.

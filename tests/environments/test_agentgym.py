@@ -15,6 +15,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import TypeAdapter
 
+from components import retry
 from components.bounded_reply import LIMITS
 from components.environments.adapters import agentgym_pool
 from components.environments.adapters.agentgym import AgentGym
@@ -32,7 +33,8 @@ FEW = {"train": 6, "heldout": 4}
 
 
 @pytest.fixture(autouse=True)
-def no_pools():
+def quick_without_pools(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
     yield
     agentgym_pool._pools.clear()
 
@@ -420,9 +422,9 @@ def test_lost_responses_to_steps_are_not_retried():
 
 def test_slow_server_times_out():
     with FakeAgentGym("wordle") as server:
-        gym = AgentGym("wordle", server.url, timeout=5.0, **FEW)
+        gym = AgentGym("wordle", server.url, timeout=2.0, **FEW)
         server.faults["/step"] = [Fault(wait=60.0)]
-        assert "timed out after 5 s" in failure(gym, right("wordle", 0))
+        assert "timed out after 2 s" in failure(gym, right("wordle", 0))
         assert play(gym, right("wordle", 0))[-1].info["success"]
 
 

@@ -349,14 +349,14 @@ def served(app: web.Application) -> Iterator[str]:
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     ready: Future[str] = Future()
 
-    async def start() -> None:
+    async def start() -> str:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        ready.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     def work() -> None:
-        loop.run_until_complete(start())
+        ready.set_result(loop.run_until_complete(start()))  # a stop before this would not reach `run_forever`
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
         loop.close()

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from components import retry
 from components.errors import BudgetExceeded, ResourceError
 from components.models.spec import ModelSpec
 from components.rewards.judge import judge
@@ -25,6 +26,11 @@ from tests.trajectories.builders import FAILURE, episode, talk
 
 RIGHT = {"a/0": 0.25, "a/1": 1.0, "a/2": 0.5}
 PRICE = PriceSpec(input=1000.0, output=2000.0)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.05)
 
 
 def group(name: str = "a", qualities: Sequence[float] = tuple(RIGHT.values()), more: str = "") -> list[Trajectory]:
@@ -227,7 +233,7 @@ def test_pauses_grow_where_a_server_does_not_say_when():
     with judge_server([replies.OVERLOADED] * 3) as server:
         assert rewards(scored(server)) == RIGHT
     gaps = [later.came - earlier.came for earlier, later in pairwise(server.requests)]
-    assert all(low <= gap < low + 0.9 for gap, low in zip(gaps, (0.125, 0.25, 0.5), strict=True))
+    assert all(low <= gap < low + 0.9 for gap, low in zip(gaps, (0.025, 0.05, 0.1), strict=True))
 
 
 def test_what_breaks_for_some_groups_is_mended_for_each_and_touches_no_other():

@@ -41,18 +41,18 @@ def most_beyond(came, of_each, limit):
 
 
 def test_never_more_requests_than_declared_and_not_much_fewer(tmp_path):
-    came, _, took = asked(tmp_path, 150, requests_per_minute=600)
-    assert most_beyond(came, 1, 600) <= 1
-    assert len(came) / took * 60 >= 0.8 * 600
+    came, _, took = asked(tmp_path, 210, requests_per_minute=1200)
+    assert most_beyond(came, 1, 1200) <= 1
+    assert len(came) / took * 60 >= 0.9 * 1200
 
 
 def test_never_more_tokens_than_declared_and_not_much_fewer(tmp_path):
-    came, tokens, took = asked(tmp_path, 120, tokens_per_minute=60_000)
-    assert most_beyond(came, tokens, 60_000) <= tokens
-    assert len(came) * tokens / took * 60 >= 0.8 * 60_000
+    came, tokens, took = asked(tmp_path, 160, tokens_per_minute=120_000)
+    assert most_beyond(came, tokens, 120_000) <= tokens
+    assert len(came) * tokens / took * 60 >= 0.9 * 120_000
 
 
 def test_the_narrower_of_both_limits_counts(tmp_path):
-    came, _, took = asked(tmp_path, 60, requests_per_minute=300, tokens_per_minute=1_000_000)
+    came, _, took = asked(tmp_path, 45, requests_per_minute=300, tokens_per_minute=1_000_000)
     assert most_beyond(came, 1, 300) <= 1
-    assert took == pytest.approx(30 / 4.5, rel=0.3)  # thirty at once, and 4.5 a second
+    assert took == pytest.approx(15 / 4.5, abs=2.0)  # thirty at once, and 4.5 a second

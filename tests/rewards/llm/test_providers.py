@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import ValidationError
 
+from components import retry
 from components.errors import BudgetExceeded, JudgeError, ResourceError
 from components.rewards.llm.budget import Meter
 from components.rewards.llm.client import JudgeClient
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.timeout(1800)  # where its files are not in memory, Lit
 @pytest.fixture(autouse=True)
 def _key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.05)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -89,12 +91,12 @@ def test_what_may_pass_is_asked_again(subtests):
 
 
 def test_it_waits_as_long_as_the_provider_says(subtests):
-    for reply in [replies.wait(1.0), replies.wait_as_openai(1.0)]:
+    for reply in [replies.wait(0.5), replies.wait_as_openai(0.5)]:
         with subtests.test(reply=reply):
             with judge_server([reply], models=MODELS) as server:
                 assert right(ask(server))
             first, second = server.requests
-            assert 1.0 <= second.came - first.came < 2
+            assert 0.5 <= second.came - first.came < 2
 
 
 def test_pauses_grow_and_differ():
@@ -102,7 +104,7 @@ def test_pauses_grow_and_differ():
         ask(server)
     came = [request.came for request in server.requests]
     pauses = [after - before for before, after in itertools.pairwise(came)]
-    for pause, most in zip(pauses, (0.25, 0.5, 1.0), strict=True):
+    for pause, most in zip(pauses, (0.05, 0.1, 0.2), strict=True):
         assert most / 2 <= pause < most + 0.4
 
 
