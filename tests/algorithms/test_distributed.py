@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,48 +30,47 @@ from tests.algorithms.test_checkpoint import DROPOUT, differing
 
 pytestmark = pytest.mark.timeout(1800)
 CODE = Path(__file__).resolve().parents[2]
-WORKER = """
+RANKS = """
 import json, os, sys
 from datetime import timedelta
 from pathlib import Path
-
-function, base_dir, folder, rank, port = sys.argv[1:]
-os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")  # as launchers do
 from torch import distributed
 from tests.algorithms import test_distributed
 
+base_dir, folder, port, *functions = sys.argv[1:]
+rank = 0 if os.fork() else 1
+os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")  # as launchers do
 distributed.init_process_group(
-    "gloo", f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2, timeout=timedelta(seconds=300)
+    "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, timeout=timedelta(seconds=300)
 )
-found = getattr(test_distributed, function)(Path(base_dir), Path(folder))
-Path(folder, f"{rank}.json").write_text(json.dumps(found))
+results = {name: getattr(test_distributed, name)(Path(base_dir), Path(folder, name)) for name in functions}
+Path(folder, f"{rank}.json").write_text(json.dumps(results))
 distributed.destroy_process_group()
+if rank == 0:
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-def in_two_processes(function: str, base_dir: Path, folder: Path) -> list[Any]:
-    """Return the results of `function(base_dir, folder)` in each of two processes."""
+def in_two_processes(functions: list[str], base_dir: Path, folder: Path) -> dict[str, list[Any]]:
+    """Return the results of `function(base_dir, folder / function)` in each of two processes, by function."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, function, str(base_dir), str(folder), rank, port],
-            cwd=CODE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        for rank, process in enumerate(running):
-            _, errors = process.communicate(timeout=500)
-            assert process.returncode == 0, f"{rank}: {errors[-3000:]}"
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    with subprocess.Popen(
+        [sys.executable, "-c", RANKS, str(base_dir), str(folder), port, *functions],
+        cwd=CODE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as ranks:
+        try:
+            _, errors = ranks.communicate(timeout=900)
+        except subprocess.TimeoutExpired:
+            os.killpg(ranks.pid, signal.SIGKILL)
+            raise
+        assert ranks.returncode == 0, errors[-5000:]
+    results = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return {name: [of_rank[name] for of_rank in results] for name in functions}
 
 
 # --- one step -------------------------------------------------------------------------------------------------------
@@ -177,16 +178,35 @@ def _steady(metrics: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def together(base_dir, tmp_path_factory) -> list[dict[str, Any]]:
-    """Run the steps in two processes and return the results of each."""
-    return in_two_processes("first_steps", base_dir, tmp_path_factory.mktemp("together"))
+def folder(tmp_path_factory) -> Path:
+    """Return the folder of `together`, with a folder for each function."""
+    return tmp_path_factory.mktemp("together")
+
+
+@pytest.fixture(scope="module")
+def together(base_dir, folder) -> dict[str, list[Any]]:
+    """Run all functions in the same two processes and return the results of each, by function."""
+    functions = {
+        "first_steps": [],
+        "whole_trainings": [f"{name}/{part}" for name in TRAININGS for part in ("whole", "stopped", "alone")],
+        "train_a_role": ["all", "worker"],
+        "refusals": ["apart-0", "apart-1", "struck"],
+    }
+    for function, trainings in functions.items():
+        (folder / function).mkdir()
+        for training in trainings:
+            for sub in ("out", "scratch"):
+                (folder / function / training / sub).mkdir(parents=True)
+    with pytest.raises(Interrupted):
+        one_training(base_dir, "sft", folder / "refusals" / "apart-0", interrupt)
+    return in_two_processes(list(functions), base_dir, folder)
 
 
 def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together):
     alone = {(kind, name): one_step(base_dir, tmp_path, kind, name) for kind, name in KINDS if kind in ALONE}
     for kind, name in KINDS:
         same = kind if kind in ALONE else "whole" if kind == "sharded" else "all weights learn"
-        assert_same_step(together, alone[same, name], kind, name)
+        assert_same_step(together["first_steps"], alone[same, name], kind, name)
 
 
 def assert_same_step(together: list[dict[str, Any]], alone: dict[str, Any], kind: str, name: str) -> None:
@@ -226,6 +246,10 @@ TRAININGS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
 
 class Interrupted(Exception):
     """Raised by the test to interrupt a run."""
+
+
+def interrupt(metrics: dict[str, float]) -> None:
+    raise Interrupted
 
 
 def one_training(base_dir: Path, name: str, folder: Path, on_step: Callable[[dict[str, float]], None]) -> Path:
@@ -276,24 +300,20 @@ def whole_trainings(base_dir: Path, folder: Path) -> dict[str, Any]:
     return states
 
 
-def test_the_first_process_writes_and_all_go_on_from_it(base_dir, tmp_path):
+def test_the_first_process_writes_and_all_go_on_from_it(base_dir, folder, together):
     """With dropout: it is the same for any number of processes, and after an interrupted run."""
-    for name in TRAININGS:
-        for part in ("whole", "stopped", "alone"):
-            for sub in ("out", "scratch"):
-                (tmp_path / name / part / sub).mkdir(parents=True)
-    first, second = in_two_processes("whole_trainings", base_dir, tmp_path)
+    first, second = together["whole_trainings"]
     assert first == second
     for name in TRAININGS:
-        folder = tmp_path / name
+        trained = folder / "whole_trainings" / name
         assert len(first[name][0]) >= 3
-        assert differing(folder / "whole" / "out", folder / "stopped" / "out") == []
-        alone = one_training(base_dir, name, folder / "alone", lambda _: None)
-        expected = [json.loads(line) for line in (folder / "whole" / "out" / "log.jsonl").read_text().splitlines()]
+        assert differing(trained / "whole" / "out", trained / "stopped" / "out") == []
+        alone = one_training(base_dir, name, trained / "alone", lambda _: None)
+        expected = [json.loads(line) for line in (trained / "whole" / "out" / "log.jsonl").read_text().splitlines()]
         ours = [json.loads(line) for line in (alone / "log.jsonl").read_text().splitlines()]
         assert [log["loss"] for log in expected] == pytest.approx([log["loss"] for log in ours], rel=1e-3, abs=1e-5)
-        assert {path.name for path in alone.iterdir()} == {path.name for path in (folder / "whole" / "out").iterdir()}
-    lines = (tmp_path / "grpo" / "whole" / "scratch" / "guards.jsonl").read_text().splitlines()
+        assert {path.name for path in alone.iterdir()} == {path.name for path in (trained / "whole" / "out").iterdir()}
+    lines = (folder / "whole_trainings" / "grpo" / "whole" / "scratch" / "guards.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
 
 
@@ -313,13 +333,10 @@ def train_a_role(base_dir: Path, folder: Path) -> None:
         start = folders["out"]
 
 
-def test_two_processes_leave_the_adapters_of_other_roles_unchanged(base_dir, tmp_path):
-    for name in ("all", "worker"):
-        for sub in ("out", "scratch"):
-            (tmp_path / name / sub).mkdir(parents=True)
-    in_two_processes("train_a_role", base_dir, tmp_path)
+def test_two_processes_leave_the_adapters_of_other_roles_unchanged(folder, together):
+    trained = folder / "train_a_role"
     saved = {
-        (name, role): (tmp_path / name / "out" / "adapters" / role / "adapter_model.safetensors").read_bytes()
+        (name, role): (trained / name / "out" / "adapters" / role / "adapter_model.safetensors").read_bytes()
         for name in ("all", "worker")
         for role in ("planner", "worker")
     }
@@ -348,21 +365,12 @@ def refusals(base_dir: Path, folder: Path) -> dict[str, str]:
     return result
 
 
-def test_all_processes_end_where_one_cannot_go_on(base_dir, tmp_path):
+def test_all_processes_end_where_one_cannot_go_on(folder, together):
     """Cases: different scratch folders, of which only one has the state of an interrupted training; and a guard that
     stops."""
-
-    def stop(metrics: dict[str, float]) -> None:
-        raise Interrupted
-
-    for name in ("apart-0", "apart-1", "struck"):
-        for sub in ("out", "scratch"):
-            (tmp_path / name / sub).mkdir(parents=True)
-    with pytest.raises(Interrupted):
-        one_training(base_dir, "sft", tmp_path / "apart-0", stop)
-    first, second = in_two_processes("refusals", base_dir, tmp_path)
+    first, second = together["refusals"]
     assert "found the one after 1 gradient steps. All processes must read the same scratch folder" in first["apart"]
     assert "found the one after 0 gradient steps" in second["apart"]
     assert first["struck"] == second["struck"]
     assert "high_kl" in first["struck"]
-    assert list((tmp_path / "struck" / "out").iterdir()) == []
+    assert list((folder / "refusals" / "struck" / "out").iterdir()) == []

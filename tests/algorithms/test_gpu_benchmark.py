@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.benchmarks.gpu import __main__ as command
 from tests.benchmarks.gpu import parts, train
+from tests.benchmarks.gpu.part import perform
 from tests.benchmarks.gpu.requirements import requirements
+from tests.benchmarks.gpu.setup import Report, Setup
 
-ROOT = Path(__file__).parents[2]
+
+def in_this_process(part: parts.Part, settings: dict[str, Any], folder: Path, limit: float) -> dict[str, Any]:
+    """Run a part as `parts.run_part` does, without a process of its own."""
+    report = Report(folder / f"{part.name}.json")
+    settings = settings | {"folder": Path(settings["folder"]), "deadline": time.monotonic() + limit}
+    perform(part.name, Setup(**settings), report)
+    return {"status": "complete", "seconds": 0.0, "result": json.loads(report.path.read_text())}
 
 
 @pytest.mark.timeout(600)
-def test_a_trial_on_a_cpu_runs_its_parts_and_measures_the_rounding_of_each_side(tmp_path):
+def test_a_trial_on_a_cpu_runs_its_parts_and_measures_the_rounding_of_each_side(tmp_path, monkeypatch, capsys):
+    """The first part runs in a process of its own, as all do."""
     out = tmp_path / "gpu.json"
-    options = ["--device", "cpu", "--size", "tiny", "--parts", "exact", "generate", "overlap", "--minutes", "9"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.gpu", *options, "--json", "--out", str(out)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+    run_part = parts.run_part
+    monkeypatch.setattr(
+        command, "run_part", lambda part, *rest: (run_part if part.name == "model" else in_this_process)(part, *rest)
     )
-    results = json.loads(done.stdout.splitlines()[-1])
+    options = ["--device", "cpu", "--size", "tiny", "--parts", "exact", "generate", "overlap", "--minutes", "9"]
+    command.main([*options, "--json", "--out", str(out)])
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert results == json.loads(out.read_text())
     assert {name: part["status"] for name, part in results["parts"].items()} == {
         "model": "complete",
@@ -87,9 +93,8 @@ def test_skipped_parts_alone_are_a_failure(capsys):
 
 
 def test_a_part_ends_at_its_limit_with_its_processes(tmp_path):
-    child = "import subprocess; p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True); p.wait()"
     with open(tmp_path / "log", "wb") as log:
-        assert parts._run([sys.executable, "-c", child], log, {}, 10) is None
+        assert parts._run(["sh", "-c", "sleep 1000 & echo $!; wait"], log, {}, 2) is None
     pid = int((tmp_path / "log").read_text())
     until = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:

@@ -61,22 +61,30 @@ def run(base_dir: Path, name: str, folder: Path, on_step: OnStep = lambda _: Non
     return out
 
 
-def killed_after(base_dir: Path, name: str, folder: Path, step: int) -> None:
-    """Run a training in a subprocess that is killed with SIGKILL after `step` steps."""
-    code = f"""
-import os, signal
-from pathlib import Path
-from tests.algorithms.test_unfinished import run
-steps_left = [{step}]
-def on_step(_):
-    steps_left[0] -= 1
-    if not steps_left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-run(Path({str(base_dir)!r}), {name!r}, Path({str(folder)!r}), on_step)
-"""
+def run_until_killed(base_dir: Path, folder: Path) -> None:
+    """Run each training in a fork of this process that is killed with SIGKILL after its first step."""
+    for name in ALGORITHMS:
+        (folder / name).mkdir()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run(base_dir, name, folder / name, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, name
+
+
+@pytest.fixture(scope="module")
+def killed(base_dir, tmp_path_factory) -> Path:
+    """Return the folder with the trainings that were killed after their first step, in processes of their own."""
+    folder = tmp_path_factory.mktemp("killed")
+    module = "from pathlib import Path; from tests.algorithms.test_unfinished import run_until_killed"
+    code = f"{module}; run_until_killed(Path({str(base_dir)!r}), Path({str(folder)!r}))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 class Interrupted(Exception):
@@ -108,11 +116,11 @@ def lines(out: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_killed_and_stopped_again_it_ends_in_the_same_bytes(base_dir, tmp_path, undisturbed, name):
-    killed_after(base_dir, name, tmp_path, 1)
-    stopped_after(base_dir, name, tmp_path, 3)
+def test_killed_and_stopped_again_it_ends_in_the_same_bytes(base_dir, killed, undisturbed, name):
+    folder = killed / name
+    stopped_after(base_dir, name, folder, 3)
     recorded: list[dict[str, float]] = []
-    out = run(base_dir, name, tmp_path, recorded.append)
+    out = run(base_dir, name, folder, recorded.append)
     assert differing(undisturbed[name], out) == []
     whole = lines(undisturbed[name])
     assert len(whole) >= 4

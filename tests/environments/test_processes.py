@@ -109,11 +109,11 @@ def test_dead_subprocess_fails_one_episode_and_is_replaced(caplog, subtests):
         ("leave", r"step: its subprocess died \(exit code 3\)"),
         ("bug", r"KeyError: 'no such page' \(tests/environments/heavy\.py:\d+, in bug\)"),
         ("odd", "the result is not JSON-serializable"),
-        ("hang", r"step 1 took longer than 10 s \(step_timeout of this stage\)"),
+        ("hang", r"step 1 took longer than 3 s \(step_timeout of this stage\)"),
     ]:
         with subtests.test(trouble):
             caplog.clear()
-            limit = 10.0 if trouble == "hang" else None  # seconds; others answer at once, also on a busy machine
+            limit = 3.0 if trouble == "hang" else None  # seconds; others answer at once, also on a busy machine
             trajectories = played(inside(1, trouble=trouble), concurrency=1, step_timeout=limit)
             assert [trajectory.failure is None for trajectory in trajectories] == [True, True, False, True]
             assert trajectories[2].failure.boundary == "environment"

@@ -465,7 +465,7 @@ def server(answers):
             pass
 
     http_server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http_server.serve_forever, daemon=True)
+    thread = threading.Thread(target=http_server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{http_server.server_port}/v1", requests

@@ -268,7 +268,7 @@ def test_the_same_site_is_served_over_http(shop):
     """An HTTP client that follows links buys the same product as the environment's solver."""
     scenario = next(scenario for scenario in shop.scenarios("heldout") if scenario.difficulty == 4)
     with ShopServer(shop, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             assert server.url.startswith("http://127.0.0.1:")

@@ -326,7 +326,7 @@ def endpoint(base_dir):
         "some/pickle": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
     }
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

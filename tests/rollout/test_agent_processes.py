@@ -71,7 +71,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def test_nothing_follows_when_too_many_fail():
     mark = f"mark-{uuid.uuid4().hex}"
-    code = textwrap.dedent(SCRIPT).format(seconds=4, mark=mark)
+    code = textwrap.dedent(SCRIPT).format(seconds=2, mark=mark)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.stdout.startswith("stopped: 1 of 4 episodes failed")
     assert done.stderr == ""
@@ -95,7 +95,7 @@ def test_a_process_ends_with_its_episode(ends):
     engines: dict = {}
     with ModelServer(Parrot(), MODEL, AppOptions(engines=engines, timeout=600)) as server:
         player = Player(OwnAgent(agent, server.url, engines))
-        timeout = 3.0 if ends == "by its time" else 100.0
+        timeout = 2.0 if ends == "by its time" else 100.0
         (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=timeout)
     assert (trajectory.failure is None) == (ends == "by itself")
     assert marked(mark) == []
