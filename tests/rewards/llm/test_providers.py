@@ -308,10 +308,11 @@ def test_it_works_on_one_loop_after_another_with_many_at_once(caplog, capfd):
     assert "".join(capfd.readouterr()) == ""
 
 
-def test_it_reaches_for_no_network_and_says_nothing_of_its_own():
-    """Runs in a subprocess without a prior import of LiteLLM, in which all other addresses are blocked."""
+def test_a_process_of_its_own_reaches_no_network_says_nothing_and_leaves_no_connection():
+    """All other addresses are blocked, and LiteLLM was not imported before. A connection that is left on a closed event
+    loop is an error here, which would prevent the loop from closing."""
     code = f"""
-import asyncio, os, socket, sys
+import asyncio, socket, sys
 connect, reached = socket.socket.connect, []
 def guarded(self, address):
     if isinstance(address, tuple) and address[0] != "127.0.0.1":
@@ -324,39 +325,26 @@ def looked_up(host, *rest, _real=socket.getaddrinfo, **options):
         raise OSError("no network")
     return _real(host, *rest, **options)
 socket.socket.connect, socket.getaddrinfo = guarded, looked_up
+from components.aio import in_order
 from components.rewards.llm.models.litellm import LiteLLMJudge
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import judge_server
 assert "litellm" not in sys.modules
+async def ask(number):
+    return (await way.call({QUESTION!r}, {SCHEMA!r}, str(number), False)).text
 with judge_server([replies.OVERLOADED, replies.WRONG_KEY], models={MODELS!r}) as server:
     way = LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}).build(None)
     assert way.priced
     try:
-        asyncio.run(way.call({QUESTION!r}, {SCHEMA!r}, "q", False))
+        asyncio.run(ask("q"))
     except OSError as error:
         assert "refuses the key" in str(error)
-    print("said", asyncio.run(way.call({QUESTION!r}, {SCHEMA!r}, "q", False)).text[:9])
+    print("said", asyncio.run(ask("q"))[:9])
+    print(sum(1 for _ in range(2) for _ in in_order(ask, range(8), 4)))
 assert reached == [], reached
 """
     stored = {name: value for name, value in os.environ.items() if not name.startswith("LITELLM")}
     environment = {**stored, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400)
-    assert (done.returncode, done.stdout, done.stderr) == (0, 'said {"scores"\n', "")
-
-
-def test_no_connection_is_left_on_a_loop_that_was_closed():
-    """A warning raised as an error there would prevent the loop from closing."""
-    code = f"""
-from components.aio import in_order
-from components.rewards.llm.models.litellm import LiteLLMJudge
-from tests.rewards.judge_server import judge_server
-async def ask(number):
-    return (await way.call({QUESTION!r}, {SCHEMA!r}, str(number), False)).text
-with judge_server(models={MODELS!r}) as server:
-    way = LiteLLMJudge(model="openai/gpt-4.1-mini", extra={{"api_base": server.url}}).build(None)
-    print(sum(1 for _ in range(2) for _ in in_order(ask, range(8), 4)))
-"""
-    environment = {**os.environ, "OPENAI_API_KEY": KEY, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "error::ResourceWarning", "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "16\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'said {"scores"\n16\n', "")
