@@ -28,10 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts.roots import private_root
-from components.errors import EspalierError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.console import printable_lines
-from flows.terminal.exit_codes import print_error
+from flows.terminal.exit_codes import with_exit_codes
 from flows.terminal.interrupt import leave
 from flows.terminal.pages import write_page
 
@@ -185,6 +184,7 @@ def _gain(paired: dict[str, Any] | None) -> str:
     return f"{paired['difference']:+.3g}{interval} on {paired['scenarios']} shared scenarios"
 
 
+@with_exit_codes
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 1 if a stage fails; 2 for a user error; 130 if interrupted."""
     parser = argparse.ArgumentParser(
@@ -207,16 +207,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from flows.experiment.compose import check
     from flows.terminal.overrides import mask_overrides
 
-    try:
-        names, samples, remaining = own_keys(options.overrides)
-        spec = check(remaining, config_dir=options.config_dir, named=True)[0]
-        result = evaluate(
-            spec, names, samples, overrides=mask_overrides(options.overrides), html=options.html, trust=options.trust
-        )
-    except EspalierError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        return 130
+    names, samples, remaining = own_keys(options.overrides)
+    spec = check(remaining, config_dir=options.config_dir, named=True)[0]
+    result = evaluate(
+        spec, names, samples, overrides=mask_overrides(options.overrides), html=options.html, trust=options.trust
+    )
     print(json.dumps(result) if options.json else printable_lines(show(result).splitlines()), file=out, flush=True)
     return 0
 

@@ -18,9 +18,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.errors import EspalierError, Problem, SpecError
+from components.errors import Problem, SpecError
 from flows.terminal.arguments import refuse_root_option
-from flows.terminal.exit_codes import print_error
+from flows.terminal.exit_codes import with_exit_codes
 
 INSTRUCTIONS = (
     "Espalier trains language models that act as agents. list_experiments shows what can be trained and which settings "
@@ -29,6 +29,7 @@ INSTRUCTIONS = (
 )
 
 
+@with_exit_codes
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until standard input ends. Return exit code 0, or 2 for a user error."""
     parser = argparse.ArgumentParser(
@@ -42,12 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     refuse_root_option(parser, argv)
     options = parser.parse_intermixed_args(argv)
-    try:
-        serve(options.overrides, options.config_dir, options.limit)
-    except EspalierError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        return 130
+    serve(options.overrides, options.config_dir, options.limit)
     return 0
 
 

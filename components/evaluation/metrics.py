@@ -175,6 +175,11 @@ def _paired(first: dict[str, float], second: dict[str, float], groups: set[str])
     }
 
 
+def interval_of(measure: Mapping[str, Any]) -> list[float] | None:
+    """Return the ends of an interval; None if it has none."""
+    return None if measure["low"] is None else [measure["low"], measure["high"]]
+
+
 def mean_by_scenario(
     trajectories: Iterable[Trajectory], measure: Callable[[Trajectory], float | None]
 ) -> dict[str, float]:

@@ -18,9 +18,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from components.errors import EspalierError
 from flows.terminal.arguments import refuse_root_option
-from flows.terminal.exit_codes import print_error
+from flows.terminal.exit_codes import with_exit_codes
 
 if TYPE_CHECKING:
     from flows.interop.source import EpisodeSource
@@ -63,6 +62,7 @@ def serve(source: EpisodeSource, options: argparse.Namespace) -> None:
     serve_app(app, listener, ready)
 
 
+@with_exit_codes
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 2 for a user error; 130 if interrupted."""
     parser = argparse.ArgumentParser(
@@ -94,10 +94,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     from flows.terminal.console import hush
 
     hush()
-    try:
-        serve(load(options.overrides, options.split, options.config_dir), options)
-    except EspalierError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        return 130
+    serve(load(options.overrides, options.split, options.config_dir), options)
     return 0

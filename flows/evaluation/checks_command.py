@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from components.errors import EspalierError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.console import printable_lines
-from flows.terminal.exit_codes import print_error
+from flows.terminal.exit_codes import with_exit_codes
 from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ class ChecksCommand:
     check: Callable[[ExperimentSpec, Mapping[str, int], Sequence[str]], CheckedSubject]
     """Run the checks of an experiment. Its arguments: spec, values of the counts, masked overrides."""
 
+    @with_exit_codes
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run the command and return its exit code."""
         options = self._parse(argv)
@@ -68,18 +68,13 @@ class ChecksCommand:
         from flows.terminal.console import hush
         from flows.terminal.overrides import mask_overrides
 
-        try:
-            spec = check(options.overrides, config_dir=options.config_dir)[0]
-            counts = {name: getattr(options, name) for name in self.counts}
-            hush()
-            with redirect_stdout(sys.stderr):  # stdout carries the result only
-                checked = self.check(spec, counts, mask_overrides(options.overrides))
-            file = f"{checked.file}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-            page = write_page(options.html or Path(spec.root) / self.name / file, checked.page)
-        except EspalierError as error:
-            return print_error(error)
-        except KeyboardInterrupt:
-            return 130
+        spec = check(options.overrides, config_dir=options.config_dir)[0]
+        counts = {name: getattr(options, name) for name in self.counts}
+        hush()
+        with redirect_stdout(sys.stderr):  # stdout carries the result only
+            checked = self.check(spec, counts, mask_overrides(options.overrides))
+        file = f"{checked.file}-{time.strftime('%Y%m%d-%H%M%S')}.html"
+        page = write_page(options.html or Path(spec.root) / self.name / file, checked.page)
         data = {**checked.data, "html": str(page)}
         print(
             json.dumps(data) if options.json else printable_lines(_table(checked, page)),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from components.evaluation.metrics import interval_of
 from components.json_text import read_json
 from components.rollout.usage import PROVIDER_COST
 from flows.evaluation.policies import NamedPolicy
@@ -119,7 +120,7 @@ def _policy_figures(policy: PolicyResult, samples: int) -> dict[str, Any]:
     if samples > 1:
         measures |= {name: policy.passes[name] for name in ("pass_at_k", "pass_hat_k")}
     for name, measure in measures.items():
-        values |= {name: measure["mean"], f"{name}_interval": _interval(measure)}
+        values |= {name: measure["mean"], f"{name}_interval": interval_of(measure)}
     return values | {
         "cost": policy.cost,
         "episodes": summary["episodes"],
@@ -141,8 +142,4 @@ def _by_kind(measures: dict[str, Any]) -> dict[str, Any]:
 def _difference(paired: Any) -> dict[str, Any] | None:
     if paired is None:
         return None
-    return {"difference": paired["difference"], "interval": _interval(paired), "scenarios": paired["n"]}
-
-
-def _interval(measure: Any) -> list[float] | None:
-    return None if measure["low"] is None else [measure["low"], measure["high"]]
+    return {"difference": paired["difference"], "interval": interval_of(paired), "scenarios": paired["n"]}

@@ -16,21 +16,18 @@ experiment's name (its latest run) or `latest`. The page with the episodes is wr
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError
-from flows.terminal.arguments import RootParser, add_trust
-from flows.terminal.exit_codes import print_error
+from flows.explain.round_command import RoundCommand, signed
 
 if TYPE_CHECKING:
+    from flows.experiment.spec import ExperimentSpec
     from flows.influence.attribution import Attribution, LostScenario, Retrained
+    from flows.influence.rounds import TrainedRound
 
-FOLDER = "attribute"
 MOST_SCENARIOS = 5
 """Lost scenarios whose groups are shown in the terminal."""
 MOST_GROUPS = 5
@@ -39,34 +36,18 @@ MOST_ON_PAGE = 50
 """Lost scenarios whose episodes are on the page."""
 
 
-def attribute(
-    root: Path,
-    reference: str,
-    *,
-    number: int | None = None,
-    without: Sequence[str] = (),
-    html: Path | None = None,
-    trust: bool = False,
-) -> dict[str, Any]:
-    """Attribute the scenarios that a round lost, and write the page. Return the result as JSON data.
+def attribute(options: argparse.Namespace, trained: TrainedRound, spec: ExperimentSpec) -> tuple[dict[str, Any], str]:
+    """Attribute the scenarios that a round lost. Return the result as JSON data, and the page."""
+    from flows.influence import attribution, workplace
 
-    trust: run what the record names.
-    """
-    from flows.influence import attribution, rounds, workplace
-    from flows.terminal.pages import write_page
-
-    run, spec = workplace.recorded_run(root, reference, trust)
-    trained = rounds.round_of(run, number)
-    workplace.demand_gradients(run, spec)
     workplace.check_judges(spec, [])
-    groups = list(dict.fromkeys(without))
-    with workplace.workplace(run, spec, "attribute") as place:
+    groups = list(dict.fromkeys(options.without))
+    with workplace.workplace(trained.run, spec, "attribute") as place:
         result = attribution.attribute(place, trained, groups)
         retrained = attribution.retrain(place, result, groups) if groups else None
         control = attribution.control(place, result) if groups else None
     data = to_json(result, retrained, control)
-    page = html or root / FOLDER / f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-    return {**data, "html": str(write_page(page, _page(result, data)))}
+    return data, _page(result, data)
 
 
 def to_json(
@@ -96,8 +77,9 @@ def totals(result: Attribution) -> list[dict[str, Any]]:
 
 
 def _change(difference: Mapping[str, Any]) -> dict[str, Any]:
-    interval = None if difference["low"] is None else [difference["low"], difference["high"]]
-    return {"change": difference["difference"], "interval": interval}
+    from components.evaluation.metrics import interval_of
+
+    return {"change": difference["difference"], "interval": interval_of(difference)}
 
 
 def _lost(
@@ -221,45 +203,20 @@ def _without_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def _gain(row: Mapping[str, Any]) -> str:
-    interval = "" if row["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*row["interval"])
-    return f"{row['change']:+.3f}{interval}"
+    return signed(row["change"], row["interval"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return exit code 0; 1 if a stage fails; 2 for a user error; 130 if interrupted."""
-    parser = RootParser(
-        prog="python -m flows.explain attribute",
-        description="Attributes the held-out scenarios that a round lost to its training groups.",
-    )
-    parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
-    parser.add_argument("--round", type=int, metavar="N", help="round (default: the last one)")
-    parser.add_argument(
-        "--without",
-        action="append",
-        default=[],
-        metavar="GROUP",
-        help="train the round again without this group, and evaluate it; repeatable",
-    )
-    add_trust(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    options = parser.parse_args(argv)
-    out = sys.stdout
-    from flows.terminal.console import printable
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    text = "train the round again without this group, and evaluate it; repeatable"
+    parser.add_argument("--without", action="append", default=[], metavar="GROUP", help=text)
 
-    try:
-        data = attribute(
-            options.root,
-            options.run,
-            number=options.round,
-            without=options.without,
-            html=options.html,
-            trust=options.trust,
-        )
-    except EspalierError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        return 130
-    text = json.dumps(data) if options.json else "\n".join(map(printable, show(data).split("\n")))
-    print(text, file=out, flush=True)
-    return 0
+
+COMMAND = RoundCommand(
+    "attribute",
+    "Attributes the held-out scenarios that a round lost to its training groups.",
+    add_arguments,
+    attribute,
+    show,
+)
+main = COMMAND.main

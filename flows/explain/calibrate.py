@@ -27,9 +27,9 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError, Problem, SpecError
+from components.errors import Problem, SpecError
 from flows.terminal.arguments import refuse_root_option
-from flows.terminal.exit_codes import print_error
+from flows.terminal.exit_codes import with_exit_codes
 from flows.terminal.pages import write_page
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ def _track(spec: ExperimentSpec, result: Calibration, page: Path) -> str:
         return run.run_id
 
 
+@with_exit_codes
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return exit code 0; 1 if a stage fails or, with --strict, a mark is not met; 2 for a user error;
     130 if interrupted."""
@@ -181,19 +182,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from flows.experiment.compose import check
     from flows.terminal.overrides import mask_overrides
 
-    try:
-        result = calibrate(
-            check(options.overrides, config_dir=options.config_dir, named=True)[0],
-            overrides=mask_overrides(options.overrides),
-            run=options.run,
-            labels=options.label,
-            people=options.people,
-            html=options.html,
-        )
-    except EspalierError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        return 130
+    result = calibrate(
+        check(options.overrides, config_dir=options.config_dir, named=True)[0],
+        overrides=mask_overrides(options.overrides),
+        run=options.run,
+        labels=options.label,
+        people=options.people,
+        html=options.html,
+    )
     print(json.dumps(result), file=out, flush=True)
     unmet = [name for name, mark in result["marks"].items() if not mark["met"]]
     return 1 if options.strict and unmet else 0

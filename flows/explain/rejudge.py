@@ -16,57 +16,36 @@ an experiment's name (its latest run) or `latest`. The page with the episodes is
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from components.errors import EspalierError
-from flows.terminal.arguments import RootParser, add_trust
-from flows.terminal.exit_codes import print_error
+from flows.explain.round_command import RoundCommand, signed
 
 if TYPE_CHECKING:
     from components.evaluation.rank_agreement import FlippedGroup
     from components.trajectories.schema import Trajectory
+    from flows.experiment.spec import ExperimentSpec
     from flows.influence.rejudging import JudgedReward, Rejudging, RewardPair
+    from flows.influence.rounds import TrainedRound
 
-FOLDER = "rejudge"
 MOST_FLIPS = 20
 """Maximum number of flipped groups of a pair in the JSON output and on the page."""
 MOST_EPISODES = 4
 """The same of the episodes of a group."""
 
 
-def rejudge(
-    root: Path,
-    reference: str,
-    overrides: Sequence[str],
-    *,
-    number: int | None = None,
-    one_step: bool = True,
-    config_dir: str | None = None,
-    html: Path | None = None,
-    trust: bool = False,
-) -> dict[str, Any]:
-    """Compare rewards on the episodes of a run and write the page. Return the result as JSON data.
+def rejudge(options: argparse.Namespace, trained: TrainedRound, spec: ExperimentSpec) -> tuple[dict[str, Any], str]:
+    """Compare rewards on the episodes of a round. Return the result as JSON data, and the page."""
+    from flows.influence import rejudging, rewards, workplace
 
-    trust: run what the record names.
-    """
-    from flows.influence import rejudging, rewards, rounds, workplace
-    from flows.terminal.pages import write_page
-
-    run, spec = workplace.recorded_run(root, reference, trust)
-    trained = rounds.round_of(run, number)
-    workplace.demand_gradients(run, spec)
-    compared = rewards.compose(overrides, spec, run.spec, config_dir)
+    compared = rewards.compose(options.overrides, spec, trained.run.spec, options.config_dir)
     workplace.check_judges(spec, [reward.target for reward in compared])
-    with workplace.workplace(run, spec, "rejudge") as place:
-        result = rejudging.rejudge(place, trained, compared, one_step=one_step)
-    data = to_json(result, one_step)
-    page = html or root / FOLDER / f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-    return {**data, "html": str(write_page(page, _page(result, data)))}
+    with workplace.workplace(trained.run, spec, "rejudge") as place:
+        result = rejudging.rejudge(place, trained, compared, one_step=not options.whole_round)
+    data = to_json(result, not options.whole_round)
+    return data, _page(result, data)
 
 
 def to_json(result: Rejudging, one_step: bool = True) -> dict[str, Any]:
@@ -115,8 +94,9 @@ def _pair_row(pair: RewardPair, episodes: Mapping[str, Trajectory]) -> dict[str,
 
 
 def _effect(difference: Mapping[str, Any]) -> dict[str, Any]:
-    interval = None if difference["low"] is None else [difference["low"], difference["high"]]
-    return {"effect": difference["difference"], "interval": interval}
+    from components.evaluation.metrics import interval_of
+
+    return {"effect": difference["difference"], "interval": interval_of(difference)}
 
 
 def _flip(flip: FlippedGroup, episodes: Mapping[str, Trajectory]) -> dict[str, Any]:
@@ -194,49 +174,23 @@ def _number(value: float | None) -> str:
 
 
 def _gain(row: Mapping[str, Any]) -> str:
-    interval = "" if row["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*row["interval"])
-    return f"{row['effect']:+.3f}{interval}"
+    return signed(row["effect"], row["interval"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return exit code 0; 1 if a stage fails; 2 for a user error; 130 if interrupted."""
-    parser = RootParser(
-        prog="python -m flows.explain rejudge",
-        description="Compares rewards by what they teach on the episodes of a run.",
-    )
-    parser.add_argument("run", metavar="RUN", help="id, prefix of an id, experiment's name, or latest")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="reward=NAME", help="rewards to compare; overrides reward.KEY=VALUE follow each"
-    )
-    parser.add_argument("--round", type=int, metavar="N", help="round of the episodes (default: the last one)")
-    parser.add_argument(
-        "--whole-round",
-        action="store_true",
-        help="train on the round in the run's gradient steps, in place of one step",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    text = "rewards to compare; overrides reward.KEY=VALUE follow each"
+    parser.add_argument("overrides", nargs="*", metavar="reward=NAME", help=text)
+    text = "train on the round in the run's gradient steps, in place of one step"
+    parser.add_argument("--whole-round", action="store_true", help=text)
     parser.add_argument("--config-dir", "-cd", help="folder with your own config groups")
-    add_trust(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    options = parser.parse_intermixed_args(argv)
-    out = sys.stdout
-    from flows.terminal.console import printable
 
-    try:
-        data = rejudge(
-            options.root,
-            options.run,
-            options.overrides,
-            number=options.round,
-            one_step=not options.whole_round,
-            config_dir=options.config_dir,
-            html=options.html,
-            trust=options.trust,
-        )
-    except EspalierError as error:
-        return print_error(error)
-    except KeyboardInterrupt:
-        return 130
-    text = json.dumps(data) if options.json else "\n".join(map(printable, show(data).split("\n")))
-    print(text, file=out, flush=True)
-    return 0
+
+COMMAND = RoundCommand(
+    "rejudge",
+    "Compares rewards by what they teach on the episodes of a run.",
+    add_arguments,
+    rejudge,
+    show,
+)
+main = COMMAND.main

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from components.evaluation.metrics import interval_of
 from components.pages.report import HeldoutAnswer
 from components.trajectories.schema import Trajectory
 from flows.execution.executor import Execution
@@ -305,8 +306,7 @@ def _played(execution: Execution) -> int:
 
 def _measure(name: str, summary: dict[str, Any] | None, suffix: str = "") -> dict[str, Any]:
     measure = summary[name] if summary else {"mean": None, "low": None, "high": None}
-    interval = None if measure["low"] is None else [measure["low"], measure["high"]]
-    return {f"{name}{suffix}": measure["mean"], f"{name}{suffix}_interval": interval}
+    return {f"{name}{suffix}": measure["mean"], f"{name}{suffix}_interval": interval_of(measure)}
 
 
 def _gain(differences: dict[str, dict[str, Any]], titles: dict[str, str]) -> dict[str, Any]:
@@ -316,8 +316,7 @@ def _gain(differences: dict[str, dict[str, Any]], titles: dict[str, str]) -> dic
     paired = next((paired for title, paired in differences.items() if title.endswith(f" against {starts[-1]}")), None)
     if paired is None:
         return {"gain": None, "gain_interval": None}
-    interval = None if paired["low"] is None else [paired["low"], paired["high"]]
-    return {"gain": paired["difference"], "gain_interval": interval}
+    return {"gain": paired["difference"], "gain_interval": interval_of(paired)}
 
 
 def _stage_seconds(execution: Execution) -> dict[str, float]:

@@ -1,13 +1,19 @@
-"""Message and exit code for an error that ends a command."""
+"""Message and exit code for an error, or an interruption, that ends a command."""
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
+from typing import ParamSpec
 
 from components.errors import EspalierError, ResourceError, SpecError
 from components.exceptions import described, out_of_space, place
 from components.redaction import mask_text
 from flows.terminal.console import printable_lines
+from flows.terminal.interrupt import EXIT_CODE
+
+P = ParamSpec("P")
 
 
 def describe_error(error: BaseException) -> tuple[str, int] | None:
@@ -34,6 +40,21 @@ def print_error(error: EspalierError) -> int:
     message, code = message_and_code
     print_message(message)
     return code
+
+
+def with_exit_codes(main: Callable[P, int]) -> Callable[P, int]:
+    """Return a command that prints the message of an error and returns its exit code; 130 if it was interrupted."""
+
+    @functools.wraps(main)
+    def command(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs)
+        except EspalierError as error:
+            return print_error(error)
+        except KeyboardInterrupt:
+            return EXIT_CODE
+
+    return command
 
 
 def print_message(message: object) -> None:
