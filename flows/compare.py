@@ -25,7 +25,7 @@ from flows.reporting.comparison import compare, join_names
 from flows.reporting.settings import MISSING
 from flows.reporting.sides import stated_sides
 from flows.terminal.arguments import RootParser, add_store_trust
-from flows.terminal.console import duration, printable
+from flows.terminal.console import duration, printable, shorten
 from flows.terminal.exit_codes import print_message
 from flows.terminal.pages import write_page
 
@@ -92,9 +92,8 @@ def show(comparison: RunComparison, html: Path) -> str:
             ("other settings", comparison.rest),
         ):
             if settings:
-                out.print(
-                    _table(title, [[key, *map(_short, values)] for key, values in settings.items()], comparison.runs)
-                )
+                rows = [[key, *(shorten(value, 60) for value in values)] for key, values in settings.items()]
+                out.print(_table(title, rows, comparison.runs))
     lines = [line.rstrip() for line in text.get().splitlines()]
     if not comparison.results and not comparison.rest:
         lines += ["the configurations are identical", ""]
@@ -207,10 +206,6 @@ def _difference(against: BaselineComparison) -> list[str]:
             ]
         )
     return lines
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= 60 else f"{value[:59]}…"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

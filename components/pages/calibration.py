@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.evaluation.thresholds import Mark
+from components.evaluation.calibration import Mark
 from components.pages.charts import calibration_chart, roc_chart
 from components.pages.page import page
 from components.trajectories.schema import Trajectory

@@ -109,6 +109,10 @@ def create_app(session: AnnotationSession, access: LoginToken, port: int) -> ASG
             return _refusal(400, "; ".join(str(problem) for problem in error.problems))
         return _refusal(503, f"{error}")
 
+    async def refuse_body(_: Request, error: Exception) -> Response:
+        return _too_large()
+
+    app.add_exception_handler(_TooLarge, refuse_body)
     for kind in (SpecError, ResourceError, WaitTimeout):
         app.add_exception_handler(kind, refuse)
     return LoginMiddleware(app, access, port)
@@ -139,13 +143,7 @@ class LoginMiddleware:
             await send(message)
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._check(scope, headers)
-        if refusal is None:
-            try:
-                receive = await _read_body(receive) if scope["method"] not in ("GET", "HEAD") else receive
-            except _TooLarge:
-                refusal = _refusal(413, f"expected at most {MOST_BYTES} bytes")
-        await (refusal or self.app)(scope, receive, with_headers)
+        await (self._check(scope, headers) or self.app)(scope, receive, with_headers)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> Response | None:
         host = headers.get("host", "")
@@ -161,7 +159,7 @@ class LoginMiddleware:
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return _refusal(415, "expected application/json")
         if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > MOST_BYTES:
-            return _refusal(413, f"expected at most {MOST_BYTES} bytes")
+            return _too_large()
         return None
 
     def _authenticated(self, scope: Scope, headers: dict[str, str]) -> bool:
@@ -181,30 +179,15 @@ class _TooLarge(Exception):
     pass
 
 
-async def _read_body(receive: Receive) -> Receive:
-    """Read the whole body and return a `receive` that replays it. Raises _TooLarge."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message["type"] == "http.request" and message.get("more_body", False)
+async def _body(request: Request) -> dict[str, Any]:
+    """Return the JSON object of a body. Raises SpecError, and _TooLarge."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > MOST_BYTES:
             raise _TooLarge
-    replayed = False
-
-    async def replay() -> Message:
-        nonlocal replayed
-        if replayed:
-            return await receive()
-        replayed = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
-
-
-async def _body(request: Request) -> dict[str, Any]:
     try:
-        data = json.loads(await request.body())
+        data = json.loads(body)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
@@ -216,6 +199,10 @@ def _json(data: Any) -> Response:
     return Response(
         json.dumps(data), media_type="application/json"
     )  # ASCII, because text of models may be invalid UTF-8
+
+
+def _too_large() -> Response:
+    return _refusal(413, f"expected at most {MOST_BYTES} bytes")
 
 
 def _refusal(status: int, reason: str) -> Response:

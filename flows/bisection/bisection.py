@@ -20,11 +20,9 @@ from typing import Any, Literal
 from components.errors import EspalierError, SpecError
 from components.specs import validate
 from flows.bisection.changes import SettingChange, applied, changes_between, minimal_changes
-from flows.bisection.effect import PairedEffect, paired_effect
-from flows.bisection.ends import Ends, EvaluatedRun, evaluated
+from flows.bisection.ends import Ends, EvaluatedRun, PairedEffect, evaluated, paired_effect
 from flows.bisection.planned import PlannedStep, plan_step
-from flows.bisection.provenance import outside_cause
-from flows.bisection.workspace import settings
+from flows.bisection.provenance import outside_cause, settings
 from flows.experiment.spec import ExperimentSpec
 from flows.history.code import CodeRecords
 from flows.history.labels import MOST_CHARACTERS, Labels

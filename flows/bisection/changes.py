@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flows.reporting.settings import MISSING
+from flows.terminal.console import shorten
 
 Path = tuple[str, ...]
 """Names of a dotted key."""
@@ -63,8 +64,7 @@ class SettingChange:
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 60)
 
 
 def _section(paths: Sequence[Path]) -> Path:

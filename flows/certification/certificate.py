@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -278,8 +278,3 @@ def _guarded(name: str, check: Callable[[], PropertyCheck]) -> PropertyCheck:
         return check()
     except EspalierError as error:
         return check_result(name, [f"{type(error).__name__}: {error}"], {})
-
-
-def failures_of(checks: Sequence[PropertyCheck]) -> list[PropertyCheck]:
-    """Return the checks that failed."""
-    return [check for check in checks if check.status == "failed"]

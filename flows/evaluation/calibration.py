@@ -22,8 +22,7 @@ from components.json_text import read_json
 
 if TYPE_CHECKING:
     from components.artifacts import Artifact
-    from components.evaluation.calibration import JudgedEpisode
-    from components.evaluation.thresholds import Mark
+    from components.evaluation.calibration import JudgedEpisode, Mark
     from components.pages.calibration import Calibration, Disagreement
     from components.specs import Target
     from components.trajectories.schema import Scenario
@@ -174,7 +173,7 @@ def calibration(
 ) -> Calibration:
     """Return the calibration of the reward from the artifact of the `calibrate` stage and its episodes."""
     from components.evaluation import calibration as measures
-    from components.evaluation.thresholds import judge_by
+    from components.evaluation.calibration import judge_by
     from components.pages.calibration import Calibration
     from flows.stages.calibrate import TABLE
 

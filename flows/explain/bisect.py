@@ -72,8 +72,8 @@ def bisect(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     KeyboardInterrupt."""
     from flows.bisection.bisection import Bisection
     from flows.bisection.ends import read_ends
+    from flows.bisection.provenance import edited_stages, workspace
     from flows.bisection.step import run_step
-    from flows.bisection.workspace import edited_stages, workspace
     from flows.history.code import CodeRecords
 
     ends = read_ends(options.root, options.good, options.bad, options.metric, options.trust)

@@ -38,9 +38,9 @@ MOST_EPISODES = 4
 
 def rejudge(options: argparse.Namespace, trained: TrainedRound, spec: ExperimentSpec) -> tuple[dict[str, Any], str]:
     """Compare rewards on the episodes of a round. Return the result as JSON data, and the page."""
-    from flows.influence import rejudging, rewards, workplace
+    from flows.influence import rejudging, workplace
 
-    compared = rewards.compose(options.overrides, spec, trained.run.spec, options.config_dir)
+    compared = rejudging.compose_rewards(options.overrides, spec, trained.run.spec, options.config_dir)
     workplace.check_judges(spec, [reward.target for reward in compared])
     with workplace.workplace(trained.run, spec, "rejudge") as place:
         result = rejudging.rejudge(place, trained, compared, one_step=not options.whole_round)

@@ -12,6 +12,7 @@ from components.trajectories.schema import Trajectory
 from flows.history.records import RunRecord, StageRecord
 from flows.recipes.episodes import FED
 from flows.stages.base import Request
+from flows.terminal.console import shorten
 
 OTHER_SEED = 1_000_003
 """Offset of the seed of a training in another order."""
@@ -119,5 +120,4 @@ LONGEST = 160
 
 def excerpt(trajectory: Trajectory) -> str:
     """Return the beginning of the policy's messages, on one line."""
-    shown = " / ".join(line for line in text(trajectory).split("\n") if line)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+    return shorten(" / ".join(line for line in text(trajectory).split("\n") if line), LONGEST)

@@ -18,7 +18,7 @@ from components.rewards.protocol import ModelReward
 from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.schema import Scenario, Trajectory
-from flows.qualification import checks, splits
+from flows.qualification import checks
 from flows.qualification.checks import EXAMPLES
 from flows.qualification.recording import TestedInstance
 
@@ -37,7 +37,7 @@ CHECKS: dict[str, Check] = {
     "replay": checks.check_replay,
     "isolation": checks.check_isolation,
     "restore": checks.check_restore,
-    "splits": splits.check_splits,
+    "splits": checks.check_splits,
     "exploits": checks.check_exploits,
     "agreement": checks.check_agreement,
 }

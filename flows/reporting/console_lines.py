@@ -9,7 +9,7 @@ from flows.execution.executor import Execution
 from flows.reporting.report import drift_figures, round_figures
 from flows.reporting.results import Results, ResultTable, with_interval
 from flows.stages import selections
-from flows.terminal.console import Console, duration, printable
+from flows.terminal.console import Console, duration, printable, shorten
 
 SHOWN_ANSWERS = 2
 """Number of prompts whose answers the console shows; the report has all."""
@@ -107,5 +107,4 @@ def _show_table(console: Console, table: ResultTable) -> None:
 
 def _line(text: str) -> str:
     """Return the beginning of a text as one line of the console."""
-    line = printable(" ".join(text.split())) or "(empty)"
-    return line if len(line) <= ANSWER_WIDTH else line[: ANSWER_WIDTH - 1] + "…"
+    return shorten(printable(" ".join(text.split())) or "(empty)", ANSWER_WIDTH)

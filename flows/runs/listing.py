@@ -27,7 +27,7 @@ from components.specs import nearest
 from flows.history.labels import Labels
 from flows.history.records import Records, RunRecord
 from flows.terminal.arguments import RootParser
-from flows.terminal.console import printable
+from flows.terminal.console import printable, shorten
 from flows.terminal.exit_codes import print_message
 
 STATES = ("running", "finished", "pruned", "failed", "killed")
@@ -220,8 +220,8 @@ def show(runs: Sequence[ListedRun], metrics: Sequence[str], *, wide: bool = Fals
     changed = {key: [run.overrides.get(key, "") for run in runs] for key in differing_overrides(runs)}
     available = Console().width if sys.stdout.isatty() else PIPE_WIDTH
     if not wide:
-        changed = {key: [_cut(cell) for cell in cells] for key, cells in changed.items()}
-        labels = {name: [_cut(cell) for cell in cells] for name, cells in labels.items()}
+        changed = {key: [shorten(cell, CELL_WIDTH) for cell in cells] for key, cells in changed.items()}
+        labels = {name: [shorten(cell, CELL_WIDTH) for cell in cells] for name, cells in labels.items()}
     shown = list(changed) if wide else _fitting(changed, available - _width({**columns, **labels}))
     columns |= {key: changed[key] for key in shown} | labels
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
@@ -242,10 +242,6 @@ def show(runs: Sequence[ListedRun], metrics: Sequence[str], *, wide: bool = Fals
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= CELL_WIDTH else f"{text[: CELL_WIDTH - 1]}…"
 
 
 def _width(columns: Mapping[str, Sequence[str]]) -> int:

@@ -25,7 +25,7 @@ from components.errors import EspalierError, ResourceError
 from flows.execution import prefect_credential
 from flows.orchestration.prefect_log import PrefectLog
 from flows.scheduling.parameters import from_environment, resolve
-from flows.terminal.console import printable, silence_prefect
+from flows.terminal.console import printable, shorten, silence_prefect
 from flows.terminal.exit_codes import describe_error
 from flows.terminal.overrides import mask_overrides
 
@@ -110,9 +110,8 @@ def _name_run(context: FlowRunContext, deployment: str, overrides: list[str]) ->
     if not _GENERATED.fullmatch(context.flow_run.name):
         return
     name = printable(": ".join(filter(None, (deployment, ", ".join(mask_overrides(overrides))))))
-    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
     with get_client(sync_client=True) as client:
-        client.update_flow_run(context.flow_run.id, name=name)
+        client.update_flow_run(context.flow_run.id, name=shorten(name, LONGEST_NAME))
 
 
 def _failed(context: FlowRunContext, message: str) -> State:

@@ -300,6 +300,11 @@ def printable_lines(lines: Iterable[str]) -> str:
     return "\n".join(map(printable, lines))
 
 
+def shorten(text: str, length: int) -> str:
+    """Return the text, cut to at most `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
 def duration(seconds: float) -> str:
     """Return seconds as `4.2 s`, `3 min 05 s` or `2 h 10 min`."""
     if seconds < 100:

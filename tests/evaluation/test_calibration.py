@@ -15,9 +15,13 @@ from scipy.stats import rankdata, spearmanr
 from sklearn.metrics import roc_auc_score
 
 from components.evaluation.calibration import (
+    LEAST,
+    MOST,
     JudgedEpisode,
+    Mark,
     auc,
     curve,
+    judge_by,
     measure,
     partial,
     ranks,
@@ -26,7 +30,6 @@ from components.evaluation.calibration import (
     written,
 )
 from components.evaluation.spec import MarksSpec
-from components.evaluation.thresholds import LEAST, MOST, Mark, judge_by
 from components.trajectories.schema import ToolCall
 from tests.trajectories.builders import episode, tool_talk
 

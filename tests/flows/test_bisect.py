@@ -17,7 +17,7 @@ from components.specs import validate
 from components.specs.code import code_digest
 from components.trajectories.schema import Scenario
 from flows.bisection.changes import changes_between, minimal_changes
-from flows.bisection.effect import paired_effect, seeds_to_decide
+from flows.bisection.ends import paired_effect, seeds_to_decide
 from flows.bisection.step import run_step
 from flows.experiment.spec import ExperimentSpec
 from flows.explain.bisect import main

@@ -24,8 +24,7 @@ from flows.stages import STAGES
 from flows.stages.base import Context, Request, Stage
 from flows.stages.execute import run_stage, stage_and_spec
 from flows.verification.bundle import opened_bundle, write_bundle
-from flows.verification.content import compare_contents
-from flows.verification.verify import Verification
+from flows.verification.verify import Verification, compare_contents
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "quickstart.bundle.json"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from components.artifacts import Artifact
 from flows.history.records import SampleEpisode
+from flows.terminal.console import shorten
 
 MOST = 3
 """Maximum number of episodes in one notice."""
@@ -110,9 +111,7 @@ def _shown(label: str, episode: Any, why: str) -> SampleEpisode:
     from components.trajectories.policy_text import text
 
     reward = "not scored" if episode.reward is None else f"reward {episode.reward:.3g}"
-    messages = text(episode)
-    excerpt = messages if len(messages) <= LONGEST else f"{messages[: LONGEST - 1]}…"
-    return SampleEpisode(label, episode.id, f"{why}, {reward}", excerpt)
+    return SampleEpisode(label, episode.id, f"{why}, {reward}", shorten(text(episode), LONGEST))
 
 
 def _scored(trajectories: Artifact, scores: Artifact) -> Sequence[Any]:
