@@ -17,11 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from components.evaluation.power import Outcomes, signal_interval, signal_share
+import numpy as np
+
+from components.evaluation.metrics import SEED
+from components.evaluation.power import Outcomes, signal_share
 from components.evaluation.proportions import wilson
 from docs.generated import Generated, table
 from docs.results import ROOT
@@ -31,6 +35,7 @@ from flows.planning.power import START, successes_of
 
 RECORD = ROOT / "docs" / "results" / "power.json"
 NO_SPREAD = "dropped/no_spread"
+RESAMPLES = 1000
 
 
 def main(arguments: list[str]) -> None:
@@ -69,6 +74,19 @@ def first_round(run: RunRecord, reader: StoreReader) -> list[Outcomes]:
     """Return the outcomes of the groups of a run's first round."""
     groups = successes_of(reader, run.stage("collect[1]").key)
     return [Outcomes(sum(group), len(group), name[1]) for name, group in groups.items()]
+
+
+def signal_interval(scenarios: Sequence[Outcomes], size: int, groups: int) -> tuple[float, float]:
+    """Return the 95 % prediction interval of the share in a round of `groups` new scenarios: the bootstrap over the
+    measured scenarios, and the variation of the round."""
+    generator = np.random.default_rng(SEED)
+    count = len(scenarios)
+    shares = [
+        generator.binomial(groups, min(1.0, max(0.0, signal_share([scenarios[i] for i in drawn], size)))) / groups
+        for drawn in generator.integers(count, size=(RESAMPLES, count))
+    ]
+    low, high = np.quantile(shares, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def row_of(name: str, run: RunRecord, source: RunRecord, root: Path) -> dict[str, Any]:

@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from components.evaluation.metrics import SEED, all_of_k
+from components.evaluation.metrics import all_of_k
 from components.evaluation.sequential import scenarios_to_decide
 from components.evaluation.verdict import paired_scenarios, power
 
 STEP = 1e-3
 """Resolution of the detectable gain."""
 MOST_SEEDS = 100
-RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -91,21 +90,6 @@ def intra_scenario_correlation(scenarios: Sequence[Outcomes]) -> float:
     typical = (total - sum(n * n for n in sizes) / total) / (count - 1)
     spread = between + (typical - 1) * within
     return min(1.0, max(0.0, (between - within) / spread)) if spread else 0.0
-
-
-def signal_interval(scenarios: Sequence[Outcomes], size: int, groups: int) -> tuple[float, float]:
-    """Return the 95 % prediction interval of the share in a round of `groups` new scenarios: the bootstrap over the
-    measured scenarios, and the variation of the round."""
-    import numpy as np
-
-    generator = np.random.default_rng(SEED)
-    count = len(scenarios)
-    shares = [
-        generator.binomial(groups, min(1.0, max(0.0, signal_share([scenarios[i] for i in drawn], size)))) / groups
-        for drawn in generator.integers(count, size=(RESAMPLES, count))
-    ]
-    low, high = np.quantile(shares, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def worst_discordance(base: float, gain: float) -> float:

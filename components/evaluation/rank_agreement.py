@@ -6,28 +6,12 @@ figures.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
 from components.trajectories.groups import RELATIVE_TOLERANCE, have_spread
-
-
-def kendall_tau_b(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Kendall's rank correlation with correction for ties (Kendall 1945, Biometrika 33:239); None if all values
-    of one side are equal, where it is undefined.
-
-    (concordant - discordant) / √((pairs - ties in first) (pairs - ties in second))
-    """
-    score = untied_first = untied_second = 0
-    for (a, b), (c, d) in combinations(zip(first, second, strict=True), 2):
-        left, right = _sign(c - a), _sign(d - b)
-        score += left * right
-        untied_first += abs(left)
-        untied_second += abs(right)
-    return score / math.sqrt(untied_first * untied_second) if untied_first and untied_second else None
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
@@ -62,7 +46,8 @@ class RankAgreement:
     """Agreement of two rewards over groups."""
 
     tau: float | None
-    """Mean of Kendall's tau-b over the groups in which both rewards differ between episodes; None without one."""
+    """Mean of Kendall's tau-b, which corrects for ties (Kendall 1945, Biometrika 33:239), over the groups in which both
+    rewards differ between episodes; None without one."""
     ranked: int
     """Number of these groups."""
     groups: int
@@ -81,6 +66,8 @@ Rewards = Mapping[str, Mapping[str, float]]
 
 def rank_agreement(first: Rewards, second: Rewards) -> RankAgreement:
     """Return the agreement of two rewards on the episodes that both scored."""
+    from scipy.stats import kendalltau
+
     taus, flips, groups = [], [], 0
     for group in first:
         names = [name for name in first[group] if name in second.get(group, {})]
@@ -89,9 +76,7 @@ def rank_agreement(first: Rewards, second: Rewards) -> RankAgreement:
         groups += 1
         left, right = ([side[group][name] for name in names] for side in (first, second))
         if have_spread(left) and have_spread(right):
-            tau = kendall_tau_b(left, right)
-            assert tau is not None, "both sides have spread"
-            taus.append(tau)
+            taus.append(float(kendalltau(left, right).statistic))
             flips += _flips(group, names, left, right)
     return RankAgreement(fmean(taus) if taus else None, len(taus), groups, flips)
 

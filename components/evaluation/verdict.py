@@ -236,15 +236,15 @@ class Verdict:
     baseline: str
     verdict: Outcome | None
     """None: there is nothing to compare."""
-    effect: float | None
-    """Difference in held-out success."""
-    low: float | None
-    high: float | None
     seeds: Mapping[str, Sequence[int]]
     """Seeds of both sides."""
-    scenarios: int
+    effect: float | None = None
+    """Difference in held-out success."""
+    low: float | None = None
+    high: float | None = None
+    scenarios: int = 0
     """Number of held-out scenarios that all compared runs finished."""
-    method: str
+    method: str = "none"
     more_seeds: int | None = None
     """Further seeds on each side that would decide an undecided verdict at 80 % power; None if unknown or too many."""
     advice: str = ""
@@ -292,10 +292,10 @@ def seeded_verdict(
         side,
         baseline,
         result.outcome,
+        {baseline: sorted(before), side: sorted(after)},
         result.difference,
         result.low,
         result.high,
-        {baseline: sorted(before), side: sorted(after)},
         result.scenarios,
         f"{CROSSED}, {'paired by seed and scenario' if paired else 'paired by scenario'}",
         further,

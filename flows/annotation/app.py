@@ -24,10 +24,16 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from components.errors import Problem, ResourceError, SpecError, WaitTimeout
+from components.pages.page import TEMPLATES
 from flows.annotation.session import AnnotationSession
 
 PAGE = Path(__file__).parent / "page"
-FILES = {"app.js": "text/javascript", "style.css": "text/css"}
+FILES = {
+    "app.js": (PAGE, "text/javascript"),
+    "style.css": (PAGE, "text/css"),
+    "base.css": (TEMPLATES, "text/css"),
+}
+"""Folder and type of the files that the page loads; it shares its colours and fonts with the other pages."""
 MOST_BYTES = 1 << 20
 """Maximum size of a request's body."""
 EXCHANGED = "espalier.exchanged"
@@ -84,7 +90,8 @@ def create_app(session: AnnotationSession, access: LoginToken, port: int) -> ASG
     async def static(name: str) -> Response:
         if name not in FILES:
             return _refusal(404, "unknown file")
-        return Response((PAGE / name).read_text("utf-8"), media_type=FILES[name])
+        folder, kind = FILES[name]
+        return Response((folder / name).read_text("utf-8"), media_type=kind)
 
     @app.get("/api/state")
     async def state() -> Response:

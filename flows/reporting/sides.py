@@ -129,9 +129,7 @@ def verdicts_of_sides(sides: Sequence[Side]) -> list[Verdict]:
             verdicts.append(_verdict(sides[0], side))
         except ResourceError as error:
             seeds = {part.name: sorted(run.seed for run in part.runs) for part in (sides[0], side)}
-            verdicts.append(
-                Verdict(side.name, sides[0].name, None, None, None, None, seeds, 0, "none", None, str(error))
-            )
+            verdicts.append(Verdict(side.name, sides[0].name, None, seeds, advice=str(error)))
     return verdicts
 
 
@@ -179,14 +177,10 @@ def _one_seed(
         side.name,
         baseline.name,
         "undecided",
-        means[1] - means[0],
-        None,
-        None,
         {baseline.name: sorted(before), side.name: sorted(after)},
-        len(next(iter(before.values()))),
-        "none",
-        None,
-        f"{lacking} has one seed, so its variation over seeds is unknown: run at least one more seed",
+        means[1] - means[0],
+        scenarios=len(next(iter(before.values()))),
+        advice=f"{lacking} has one seed, so its variation over seeds is unknown: run at least one more seed",
     )
 
 
@@ -232,8 +226,7 @@ def _verdict_of_run(baseline: ComparedRun, run: ComparedRun, against: BaselineCo
     if paired is None:
         evaluated = baseline.last is not None and run.last is not None
         reason = [str(no_shared_scenario(baseline.letter, run.letter, [baseline, run]))] if evaluated else against.notes
-        advice = "; ".join(reason)
-        return Verdict(run.letter, baseline.letter, None, None, None, None, seeds, 0, "none", None, advice)
+        return Verdict(run.letter, baseline.letter, None, seeds, advice="; ".join(reason))
     result = outcome(paired["low"], paired["high"])
     advice = "one seed of each: it concerns these two policies, not their settings"
     if result == "undecided":
@@ -249,12 +242,11 @@ def _verdict_of_run(baseline: ComparedRun, run: ComparedRun, against: BaselineCo
         run.letter,
         baseline.letter,
         result,
+        seeds,
         paired["difference"],
         paired["low"],
         paired["high"],
-        seeds,
         paired["n"],
         METHODS[paired["method"]],
-        None,
-        advice,
+        advice=advice,
     )

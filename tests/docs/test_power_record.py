@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean
 
+import numpy as np
 import pytest
 
+from components.evaluation.power import Outcomes
 from docs import power
 
 ROW = {
@@ -46,3 +49,14 @@ def test_the_table_shows_each_row_and_how_many_intervals_cover(tmp_path, monkeyp
     assert "The mean absolute error is 0.125; that by the greedy evaluation is 0.100." in text
     record.write_text("[]")
     assert power.power_table() == "No result is recorded yet.\n"
+
+
+def test_the_prediction_interval_covers_95_percent_of_new_rounds():
+    generator = np.random.default_rng(1)
+    covered = []
+    for _ in range(60):
+        p_S = generator.beta(0.6, 1.2, 48)
+        low, high = power.signal_interval([Outcomes(int(c), 8) for c in generator.binomial(8, p_S)], 8, 32)
+        counts = generator.binomial(8, generator.beta(0.6, 1.2, 32))
+        covered.append(low <= float(np.mean((counts > 0) & (counts < 8))) <= high)
+    assert 0.87 <= fmean(covered) <= 1.0

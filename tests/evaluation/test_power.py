@@ -18,7 +18,6 @@ from components.evaluation.power import (
     sampling_deviation,
     scenarios_for_gain,
     seeds_for_gain,
-    signal_interval,
     signal_share,
     worst_discordance,
 )
@@ -56,17 +55,6 @@ def test_the_share_of_larger_groups_follows_the_spread_of_the_scenarios():
 def test_strata_are_averaged():
     easy, hard = [Outcomes(1, 1, "easy")] * 3, [Outcomes(n % 2, 1, "hard") for n in range(4)]
     assert signal_share([*easy, *hard], 4) == pytest.approx(4 / 7 * group_signal(0.5, 4))
-
-
-def test_the_prediction_interval_covers_95_percent_of_new_rounds():
-    generator = np.random.default_rng(1)
-    covered = []
-    for _ in range(60):
-        p_S = generator.beta(0.6, 1.2, 48)
-        low, high = signal_interval([Outcomes(int(c), 8) for c in generator.binomial(8, p_S)], 8, 32)
-        counts = generator.binomial(8, generator.beta(0.6, 1.2, 32))
-        covered.append(low <= float(np.mean((counts > 0) & (counts < 8))) <= high)
-    assert 0.87 <= fmean(covered) <= 1.0
 
 
 def test_the_worst_discordance_is_the_largest_of_all_joint_distributions():
