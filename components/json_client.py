@@ -143,6 +143,17 @@ class Client:
         content = None if body is None else packed(body)
         return self._start(self._ask(method, path, content, read, refused)).result()
 
+    def models(self, path: str) -> list[dict[str, Any]]:
+        """Return the models and adapters that the server lists, each with its `id`."""
+
+        def read(reply: Reply) -> list[dict[str, Any]]:
+            try:
+                return [{**model, "id": str(model["id"])} for model in reply.json()["data"]]
+            except (KeyError, TypeError):
+                raise self._error("its list of models is invalid") from None
+
+        return self.now("GET", path, None, read)
+
     def close(self) -> None:
         if not self._loop.is_closed():
             if self._session is not None:
@@ -364,6 +375,10 @@ def fail_on_invalid_answer() -> Iterator[None]:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise FailedAttempt(f"an invalid answer ({type(error).__name__}: {error})", empty=True) from None
+
+
+def ignore_body(reply: Reply) -> None:
+    """Read nothing of a reply whose status suffices."""
 
 
 def empty_answer() -> FailedAttempt:

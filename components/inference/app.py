@@ -42,7 +42,7 @@ from components.inference.protocol import (
 from components.inference.refusals import refuse
 from components.inference.request_bodies import LONGEST_NAME, RequestBody, RequestContext, read_body
 from components.inference.response_events import ResponseAnswers
-from components.inference.streaming import Answer, Asked, Feed, unless_disconnected
+from components.inference.streaming import Asked, Complete, Feed, unless_disconnected
 from components.inference.token_texts import Decode
 
 _VERSION = re.compile(r"[\w.-]{1,128}")
@@ -145,8 +145,8 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
     async def respond(
         request: Request,
         requests: Sequence[Asked],
-        complete: Callable[[Sequence[Asked]], Coroutine[Any, Any, list[Answer]]],
-        answers: streaming.Answers[Any, Answer],
+        complete: Callable[[Sequence[Asked]], Coroutine[Any, Any, list[Complete]]],
+        answers: streaming.Answers[Any, Complete],
         *,
         streamed: bool | None,
         live: bool = True,
@@ -154,7 +154,7 @@ def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
         """Return the answers to a request: an object, or a stream of events. Raises WaitTimeout after `options.timeout`
         seconds."""
 
-        async def within_time(requests: Sequence[Asked]) -> list[Answer]:
+        async def within_time(requests: Sequence[Asked]) -> list[Complete]:
             try:
                 async with asyncio.timeout(options.timeout):
                     return await complete(requests)

@@ -16,14 +16,14 @@ from typing import Any
 
 from components.inference.protocol import CallDelta, ChatCompletion, Increment
 from components.inference.responses import ResponsesRequest
-from components.inference.streaming import Event, Head, SentCall, Unsent, rest_of
+from components.inference.streaming import Answers, Event, Head, SentCall, Unsent, rest_of
 from components.inference.token_texts import Decode, SampledTokens, logprobs_of
 
 _UNSET = {"description": None, "parameters": None, "strict": None}
 """Fields that each tool of a response has."""
 
 
-class ResponseAnswers:
+class ResponseAnswers(Answers[Increment, ChatCompletion]):
     """The answer to one request. head: id, created_at and model, by policy version. completed: called with the complete
     answer before it is sent."""
 

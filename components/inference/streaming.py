@@ -18,7 +18,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -32,7 +32,6 @@ from components.inference.protocol import (
     ChatRequest,
     Increment,
     TextCompletion,
-    TextIncrement,
     TextRequest,
     TokenLogprobs,
 )
@@ -41,13 +40,9 @@ from components.inference.token_texts import SampledTokens
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Asked = TypeVar("Asked", ChatRequest, TextRequest)
-Answer = TypeVar("Answer")
-"""A complete answer of the engine: ChatCompletion, TextCompletion."""
-Answered = TypeVar("Answered", contravariant=True)
-Part = TypeVar("Part", bound=Increment, contravariant=True)
-Increments = TypeVar("Increments", Increment, TextIncrement)
-Complete = TypeVar("Complete", ChatCompletion, TextCompletion)
+Part = TypeVar("Part", bound=Increment)
 Counted = ChatCompletion | TextCompletion
+Complete = TypeVar("Complete", bound=Counted)
 DONE = "data: [DONE]\n\n"
 """Last event of a stream."""
 Event = dict[str, Any]
@@ -57,33 +52,33 @@ Refuse = Callable[[Request, Exception], Awaitable[JSONResponse]]
 """Error to the response with OpenAI's error object."""
 
 
-class Answers(Protocol[Part, Answered]):
+class Answers(ABC, Generic[Part, Complete]):
     """Answers to a request in the JSON of one API."""
 
-    def whole(self, answers: Sequence[Answered]) -> Event:
+    @abstractmethod
+    def whole(self, answers: Sequence[Complete]) -> Event:
         """Return the object of the complete answers."""
-        ...
 
+    @abstractmethod
     def grow(self, index: int, increment: Part) -> Iterator[Event]:
         """Yield the events of an increment of answer `index`."""
-        ...
 
-    def end(self, answers: Sequence[Answered]) -> Iterator[Event]:
+    @abstractmethod
+    def end(self, answers: Sequence[Complete]) -> Iterator[Event]:
         """Yield the remaining events of the complete answers."""
-        ...
 
     def fail(self, error: dict[str, Any]) -> Iterator[Event]:
         """Yield the last event after an error. error: OpenAI's error object."""
-        ...
+        yield {"error": error}
 
 
-class Feed(Generic[Answer]):
+class Feed(Generic[Complete]):
     """Answers of an engine while they are sampled. complete: requests to their answers. live: report increments."""
 
     def __init__(
         self,
         requests: Sequence[Asked],
-        complete: Callable[[Sequence[Asked]], Coroutine[Any, Any, list[Answer]]],
+        complete: Callable[[Sequence[Asked]], Coroutine[Any, Any, list[Complete]]],
         *,
         live: bool,
     ):
@@ -97,7 +92,7 @@ class Feed(Generic[Answer]):
     def _listener(self, index: int) -> Callable[[Any], None]:
         return lambda increment: self._queue.put_nowait((index, increment))
 
-    def _completed(self, task: asyncio.Task[list[Answer]]) -> None:
+    def _completed(self, task: asyncio.Task[list[Complete]]) -> None:
         if not task.cancelled():
             task.exception()  # else asyncio logs the error of answers whose client has gone
         self._queue.put_nowait(None)
@@ -115,7 +110,7 @@ class Feed(Generic[Answer]):
             yield item
             item = await self._queue.get()
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[Complete]:
         """Return the complete answers after the last increment. Raises the error of the engine."""
         return self._task.result()
 
@@ -127,7 +122,7 @@ class Feed(Generic[Answer]):
 class EventStream(StreamingResponse):
     """Response with the events of a feed that has begun. The feed is cancelled with it."""
 
-    def __init__(self, request: Request, feed: Feed[Answer], answers: Answers[Any, Answer], refuse: Refuse):
+    def __init__(self, request: Request, feed: Feed[Complete], answers: Answers[Any, Complete], refuse: Refuse):
         super().__init__(
             self._messages(request, answers, refuse),
             media_type="text/event-stream",
@@ -163,7 +158,9 @@ def server_sent(event: Event) -> str:
     return f"{name}data: {json.dumps(event)}\n\n"
 
 
-async def stream(request: Request, feed: Feed[Answer], answers: Answers[Any, Answer], refuse: Refuse) -> EventStream:
+async def stream(
+    request: Request, feed: Feed[Complete], answers: Answers[Any, Complete], refuse: Refuse
+) -> EventStream:
     """Return the response after the feed has begun. Raises the engine's error if there is no first token, and
     HTTPException if the client disconnects before."""
     try:
@@ -250,7 +247,7 @@ class Unsent:
         self.token_ids, self.logprobs, self.likeliest = [], [], []
 
 
-class GrowingChoice(ABC, Generic[Increments, Complete]):
+class GrowingChoice(ABC, Generic[Part, Complete]):
     """One answer of `ChunkedAnswers`, and what of it is sent."""
 
     def __init__(self) -> None:
@@ -263,11 +260,11 @@ class GrowingChoice(ABC, Generic[Increments, Complete]):
         """Return the choice of the complete answer."""
 
     @abstractmethod
-    def begin(self, answer: Increments | Complete) -> Iterator[dict[str, Any]]:
+    def begin(self, answer: Part | Complete) -> Iterator[dict[str, Any]]:
         """Yield the choices before any text."""
 
     @abstractmethod
-    def grow(self, increment: Increments) -> Iterator[dict[str, Any]]:
+    def grow(self, increment: Part) -> Iterator[dict[str, Any]]:
         """Yield the choices of an increment, whose tokens are in `unsent`."""
 
     @abstractmethod
@@ -275,7 +272,7 @@ class GrowingChoice(ABC, Generic[Increments, Complete]):
         """Yield the remaining choices of the complete answer, whose remaining tokens are in `unsent`."""
 
 
-class ChunkedAnswers(ABC, Generic[Increments, Complete]):
+class ChunkedAnswers(Answers[Part, Complete]):
     """Answers of Chat Completions and completions: an object with all choices, or chunks with a choice each, and the
     token counts if the request has `include_usage`. head: id, created and model, by policy version."""
 
@@ -283,8 +280,8 @@ class ChunkedAnswers(ABC, Generic[Increments, Complete]):
     chunk_object: str
     """Values of `object`."""
 
-    def __init__(self, choices: Sequence[GrowingChoice[Increments, Complete]], head: Head, include_usage: bool):
-        self._choices: Sequence[GrowingChoice[Increments, Complete]] = choices
+    def __init__(self, choices: Sequence[GrowingChoice[Part, Complete]], head: Head, include_usage: bool):
+        self._choices = choices
         self._head = head
         self._include_usage = include_usage
 
@@ -297,7 +294,7 @@ class ChunkedAnswers(ABC, Generic[Increments, Complete]):
         head = self._head(answers[0].policy)
         return {**head, "object": self.whole_object, "choices": choices, "usage": self.usage(answers)}
 
-    def grow(self, index: int, increment: Increments) -> Iterator[Event]:
+    def grow(self, index: int, increment: Part) -> Iterator[Event]:
         choice = self._choices[index]
         yield from self._begin(choice, increment)
         choice.unsent.add(increment)
@@ -313,14 +310,11 @@ class ChunkedAnswers(ABC, Generic[Increments, Complete]):
         if self._include_usage:
             yield {**self._base(answers[0].policy), "choices": [], "usage": self.usage(answers)}
 
-    def fail(self, error: dict[str, Any]) -> Iterator[Event]:
-        yield {"error": error}
-
-    def chunk(self, choice: dict[str, Any], answer: Increments | Complete) -> Event:
+    def chunk(self, choice: dict[str, Any], answer: Part | Complete) -> Event:
         """Return the event of a choice."""
         return {**self._base(answer.policy), "choices": [choice]}
 
-    def _begin(self, choice: GrowingChoice[Increments, Complete], answer: Increments | Complete) -> Iterator[Event]:
+    def _begin(self, choice: GrowingChoice[Part, Complete], answer: Part | Complete) -> Iterator[Event]:
         if not choice.begun:
             choice.begun = True
             for part in choice.begin(answer):

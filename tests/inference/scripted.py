@@ -1,12 +1,17 @@
-"""An engine that answers with given parts, one after another, and waits in between when a test says so."""
+"""An engine that answers with given parts, one after another, and waits in between when a test says so; and clients of
+served engines."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import openai
+
+from components.inference.app import AppOptions
 from components.inference.protocol import (
     BASE_POLICY,
     CallDelta,
@@ -17,12 +22,28 @@ from components.inference.protocol import (
     TextIncrement,
     TextRequest,
 )
+from components.inference.server import ModelServer
 
 CALL = {
     "id": "call_0",
     "type": "function",
     "function": {"name": "weather", "arguments": '{"city": "San Francisco"}'},
 }
+
+
+def decode(ids: list[int]) -> str:
+    """The text of tokens that are characters."""
+    return "".join(map(chr, ids))
+
+
+@contextlib.contextmanager
+def served(engine: Any, name: str = "m", key: str = "k", **options: Any) -> Iterator[openai.OpenAI]:
+    """A client of a server of an engine. options: of the application."""
+    with (
+        ModelServer(engine, name, AppOptions(**{"decode": decode} | options)) as server,
+        openai.OpenAI(base_url=server.url, api_key=key, timeout=600, max_retries=0) as client,
+    ):
+        yield client
 
 
 class ScriptedEngine:

@@ -591,6 +591,7 @@ def test_conversations_that_cannot_be_tokenised_fail_alone(engine, reference):
     assert_exact(reference, good)
     assert all(isinstance(error, EngineError) for error in errors)
     assert isinstance(errors[0], PromptRefused)
+    assert "not valid Unicode and cannot be tokenized" in str(errors[0])
     assert isinstance(errors[2], ContextOverflow)
     assert isinstance(errors[5], ContextOverflow)
 

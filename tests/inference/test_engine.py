@@ -368,31 +368,6 @@ def test_arguments_that_are_no_json_are_an_engine_error(engine):
         chat(engine, request)
 
 
-def test_text_that_is_no_unicode_is_an_engine_error(engine):
-    with pytest.raises(EngineError, match="not valid Unicode and cannot be tokenized"):
-        chat(engine, ask("half a pair: \ud83d"))
-
-
-def test_bad_arguments_over_http(engine):
-    """The server says what was wrong, in OpenAI's form."""
-    import openai
-
-    from components.inference.server import ModelServer
-
-    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": "[1]"}}
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "b"},
-    ]
-    with ModelServer(engine, "tiny") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
-        with pytest.raises(openai.APIStatusError, match="expected the text of a JSON object"):
-            client.chat.completions.create(model="tiny", messages=messages)
-        call["function"]["arguments"] = '{"order": "K1"}'
-        answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=3, seed=1)
-        assert answer.usage.completion_tokens == 3
-
-
 CONFIGS = {
     "qwen2": {"num_key_value_heads": 2},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 24},

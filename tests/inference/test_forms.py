@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import math
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -18,12 +17,11 @@ import torch
 from components.algorithms.policy_gradient.returns import turn_lengths
 from components.errors import EngineBusy, SpecError
 from components.inference import grammar, grammar_compiler, grammar_text
-from components.inference.app import AppOptions
 from components.inference.protocol import ChatRequest, LogitChange, ResponseForm, Sampling
-from components.inference.server import ModelServer
 from components.rollout.capture import Capture
 from components.trajectories.schema import Scenario, Trajectory
 from components.trajectories.tool_calls import read_tagged
+from tests.inference.scripted import served
 
 needs_llguidance = pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance is not installed")
 SCHEMA = {
@@ -75,10 +73,7 @@ def engine(base_dir):
 
 @pytest.fixture(scope="module")
 def client(engine):
-    with (
-        ModelServer(engine, "tiny", AppOptions(decode=engine.tokenizer.decode)) as server,
-        openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
-    ):
+    with served(engine, "tiny", decode=engine.tokenizer.decode) as client:
         yield client
 
 
@@ -170,14 +165,6 @@ def test_a_bias_of_a_token_that_the_model_does_not_have_is_refused(client):
     assert caught.value.param.startswith("logit_bias")
 
 
-def test_an_unknown_parameter_is_refused_with_all_that_are_known(client):
-    with pytest.raises(
-        openai.BadRequestError, match=r"response_format.*tool_choice.*Did you mean 'tool_choice'"
-    ) as caught:
-        ask(client, extra_body={"tool_choise": "auto"})
-    assert caught.value.param == "tool_choise"
-
-
 def test_without_llguidance_the_refusal_has_the_install_command(client, monkeypatch):
     import sys
 
@@ -213,64 +200,40 @@ def test_a_required_call_is_made_with_valid_arguments(client, engine, monkeypatc
     assert all(choice.message.tool_calls is None for choice in ask(client, n=5, tools=[FORECAST]).choices)
 
 
-@needs_llguidance
-@pytest.mark.parametrize("native", [False, True])
-def test_arguments_without_bounds_are_finite(client, engine, monkeypatch, native):
-    """A number may have any exponent by its grammar; one that overflows would make the call text."""
-    if native:
-        monkeypatch.setattr(engine.format, "native_tools", True)
-        monkeypatch.setattr(engine.format, "render", lambda *_, **__: "Will it rain?")
-    parameters = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "properties": {"x": {"type": "number"}, "y": {"type": ["number", "null"]}},
-        "required": ["x"],
-        "additionalProperties": False,
-    }
-    measure = {"type": "function", "function": {"name": "measure", "parameters": parameters}}
-    answers = ask(client, n=40, seed=6, tools=[measure], tool_choice="required").choices
-    finished = [choice for choice in answers if choice.finish_reason != "length"]
-    assert len(finished) >= 30
-    for choice in finished:
-        (call,) = choice.message.tool_calls
-        assert all(value is None or math.isfinite(value) for value in json.loads(call.function.arguments).values())
-
-
 COSTLY = ResponseForm(json_schema='{"type": "integer", "multipleOf": 123456789, "minimum": 0}')
 """A form whose compilation takes minutes and gigabytes."""
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Compilations without limits that a test reaches; returns the patch."""
+    monkeypatch.setattr(grammar, "exceeded_limit", lambda schema: None)
+    for limit, value in (("CPU_SECONDS", 600), ("SECONDS", 600.0), ("MEMORY", 8 << 30)):
+        monkeypatch.setattr(grammar_compiler, limit, value)
+    monkeypatch.setattr(grammar, "PATIENCE", 600.0)
+    return monkeypatch
+
+
 @needs_llguidance
 @pytest.mark.parametrize(("limit", "value"), [("CPU_SECONDS", 1), ("MEMORY", 16 << 20)])
-def test_the_child_that_compiles_a_grammar_has_limits(engine, monkeypatch, limit, value):
-    monkeypatch.setattr(grammar, "exceeded_limit", lambda schema: None)
-    monkeypatch.setattr(grammar_compiler, "CPU_SECONDS", 600)
-    monkeypatch.setattr(grammar_compiler, "SECONDS", 600.0)
-    monkeypatch.setattr(grammar_compiler, "MEMORY", 8 << 30)
-    monkeypatch.setattr(grammar_compiler, limit, value)
+def test_the_child_that_compiles_a_grammar_has_limits(engine, patient, limit, value):
+    patient.setattr(grammar_compiler, limit, value)
     with pytest.raises(SpecError, match="response_format: the schema cannot be enforced: its grammar takes more than"):
         asyncio.run(engine._grammars.matcher(COSTLY, []))
 
 
 @needs_llguidance
-def test_a_schema_on_a_busy_machine_is_not_refused_as_too_costly(engine, monkeypatch):
+def test_a_schema_on_a_busy_machine_is_not_refused_as_too_costly(engine, patient):
     """The schema takes minutes of processor time, so the wall clock ends it first on any machine."""
-    monkeypatch.setattr(grammar, "exceeded_limit", lambda schema: None)
-    monkeypatch.setattr(grammar_compiler, "CPU_SECONDS", 600)
-    monkeypatch.setattr(grammar_compiler, "MEMORY", 8 << 30)
-    monkeypatch.setattr(grammar_compiler, "SECONDS", 1.0)
+    patient.setattr(grammar_compiler, "SECONDS", 1.0)
     grammars = grammar.Grammars(engine.format, engine._vocabulary, engine.stop_ids)
     with pytest.raises(EngineBusy, match=r"the machine is too busy: .*try again later"):
         asyncio.run(grammars.matcher(COSTLY, []))
 
 
 @needs_llguidance
-def test_a_hung_compilation_delays_no_other_and_ends_with_its_clients(engine, monkeypatch):
-    monkeypatch.setattr(grammar, "exceeded_limit", lambda schema: None)
-    monkeypatch.setattr(grammar_compiler, "CPU_SECONDS", 600)
-    monkeypatch.setattr(grammar_compiler, "SECONDS", 600.0)
-    monkeypatch.setattr(grammar_compiler, "MEMORY", 8 << 30)
-    monkeypatch.setattr(grammar, "PATIENCE", 600.0)
+@pytest.mark.usefixtures("patient")
+def test_a_hung_compilation_delays_no_other_and_ends_with_its_clients(engine):
     grammars = grammar.Grammars(engine.format, engine._vocabulary, engine.stop_ids)
     before = set(psutil.Process().children())
 
@@ -296,9 +259,9 @@ def test_a_hung_compilation_delays_no_other_and_ends_with_its_clients(engine, mo
     asyncio.run(play())
 
 
-def accepted(engine, form: ResponseForm, text: str) -> str:
+def accepted(engine, form: ResponseForm, text: str, tools=(FORECAST, PING)) -> str:
     """Return the part of a text whose tokens are all allowed, plus `END` if the response may end after it."""
-    matcher = asyncio.run(engine._grammars.matcher(form, [FORECAST, PING]))
+    matcher = asyncio.run(engine._grammars.matcher(form, list(tools)))
     tokens = engine.format.encode(text)
     for place, token in enumerate(tokens):
         if not matcher.allowed()[token]:
@@ -334,6 +297,26 @@ def test_strict_tools_hold_the_calls_that_a_model_makes_to_their_schemas(engine,
     for native, texts in ((False, PYTHONIC), (True, TAGGED)):
         monkeypatch.setattr(engine.format, "native_tools", native)
         assert {text: accepted(engine, ResponseForm(strict=True), text) == text + "END" for text in texts} == texts
+
+
+@needs_llguidance
+@pytest.mark.parametrize("native", [False, True])
+def test_arguments_without_bounds_are_finite(engine, monkeypatch, native):
+    """A number may have any exponent by its grammar; one that overflows would make the call text."""
+    monkeypatch.setattr(engine.format, "native_tools", native)
+    parameters = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {"x": {"type": "number"}, "y": {"type": ["number", "null"]}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "measure", "parameters": parameters}}]
+    tagged = '<tool_call>\n{"name": "measure", "arguments": {"x": X, "y": Y}}\n</tool_call>'
+    text = tagged if native else "[measure(x=X, y=Y)]"
+    for x, y, finite in (("1.5", "null", True), ("1.5", "-20.5", True), ("1e999", "0", False), ("0", "1e999", False)):
+        call = text.replace("X", x).replace("Y", y)
+        assert (accepted(engine, ResponseForm(calls=("measure",)), call, tools) == call + "END") == finite, call
 
 
 @needs_llguidance
@@ -448,10 +431,7 @@ def test_training_leaves_out_constrained_responses_and_is_exact_on_the_others(en
 def test_the_endpoint_of_an_agent_in_training_enforces_forms_in_both_apis(engine):
     capture = Capture(engine, Sampling(max_tokens=60), seed=1, most_calls=3)
     schema = {"enum": ["ab", "cb"]}
-    with (
-        ModelServer(engine, "policy", AppOptions(engines={"key": capture})) as server,
-        openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as client,
-    ):
+    with served(engine, "policy", "key", engines={"key": capture}) as client:
         form = {"tools": [PING], "tool_choice": "required"}
         called = client.chat.completions.create(model="policy", messages=TALK, **form).choices[0].message
         assert called.tool_calls[0].function.name == "ping"
@@ -466,10 +446,7 @@ def test_the_endpoint_of_an_agent_in_training_enforces_forms_in_both_apis(engine
 
 def test_an_agent_in_training_cannot_change_logits(engine):
     engines = {"key": Capture(engine, Sampling(max_tokens=5), seed=1, most_calls=3)}
-    with (
-        ModelServer(engine, "policy", AppOptions(engines=engines)) as server,
-        openai.OpenAI(base_url=server.url, api_key="key", max_retries=0) as client,
-    ):
+    with served(engine, "policy", "key", engines=engines) as client:
         for change in ({"logit_bias": {"5": 1}}, {"presence_penalty": 1}, {"frequency_penalty": 1}):
             with pytest.raises(openai.BadRequestError, match="collect sets the sampling distribution"):
                 client.chat.completions.create(model="policy", messages=TALK, **change)

@@ -9,8 +9,9 @@ import pytest
 
 from components.inference.growing_text import growing_response
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Increment
+from tests.inference.scripted import served
 from tests.inference.test_growing_text import chat_of
-from tests.inference.test_streaming import QUESTION, call_deltas, chat, contents, served
+from tests.inference.test_streaming import QUESTION, call_deltas, chat, contents
 
 FIRST = '<tool_call>{"name": "look", "arguments": {"city": "Zürich", "days": [1, 2]}}</tool_call>'
 SECOND = '\n<tool_call>{"name": "wind", "arguments": {}}</tool_call>'
@@ -71,7 +72,7 @@ def test_the_deltas_of_calls_are_those_of_the_whole_answer(text, calls, native):
         assert len(mine) > 1 if native else len(mine) == 1
 
 
-@pytest.mark.parametrize(("text", "native"), [*CUT, (INVALID, True)])
+@pytest.mark.parametrize(("text", "native"), [*CUT, (INVALID, True), (f"Look: {INVALID}", True)])
 def test_calls_that_are_cut_off_or_invalid_are_the_text_of_the_answer(text, native):
     """None of them is complete in a stream, so that no client executes it."""
     with served(TextEngine(text, native)) as client:
@@ -83,6 +84,8 @@ def test_calls_that_are_cut_off_or_invalid_are_the_text_of_the_answer(text, nati
     assert (whole.content, whole.tool_calls) == (text, None)
     assert "".join(contents(chunks)) == events[-1].response.output_text == final.output_text == text
     assert "}" not in "".join(call.function.arguments for call in call_deltas(chunks))
+    assert (chunks[-1].choices[0].finish_reason, final.status) == ("stop", "completed")
+    assert not [event for event in events if event.type == "response.function_call_arguments.done"]
     assert [item.type for item in final.output] == ["message"]
     begun = [event.item.id for event in events if event.type == "response.output_item.added"]
     ended = [event.item for event in events if event.type == "response.output_item.done"]

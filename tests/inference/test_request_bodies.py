@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -295,11 +296,13 @@ def test_a_similar_name_is_suggested_for_a_typing_error_only():
         "temprature": "temperature",
         "respose_format": "response_format",
         "top-p": "top_p",
+        "tool_choise": "tool_choice",
         **dict.fromkeys(["reasoning_effort", "functions", "stop_token_ids", "repetition_penalty", "x" * 5000]),
     }
     for name, similar in near.items():
         text = problems({**CHAT, name: 1})[name]
         assert text.endswith(f"Did you mean '{similar}'?") if similar else "Did you mean" not in text, name
+        assert {"response_format", "tool_choice", "logit_bias", "service_tier"} <= set(re.findall(r"\w+", text)), name
 
 
 def test_similar_names_inside_objects_have_their_path():

@@ -20,6 +20,7 @@ from components.inference.app import STALLED_SECONDS, AppOptions
 from components.inference.connection import BoundedConnection
 from components.inference.protocol import ChatCompletion, ChatRequest, LogitChange, ResponseForm
 from components.inference.server import ListenOptions, ModelServer
+from tests.inference.scripted import decode, served
 
 WEATHER = {
     "type": "function",
@@ -65,10 +66,6 @@ class EchoEngine:
 
 def _call(function: dict) -> dict:
     return {"id": "call_0", "type": "function", "function": function}
-
-
-def decode(ids: list[int]) -> str:
-    return "".join(map(chr, ids))
 
 
 @pytest.fixture(scope="module")
@@ -339,8 +336,7 @@ def test_an_error_nobody_expected_keeps_its_details_in_the_log(client, engine, c
 
 def test_a_request_that_takes_too_long_ends():
     with (
-        ModelServer(EchoEngine(), "shop", AppOptions(decode=decode, timeout=0.5)) as server,
-        openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
+        served(EchoEngine(), "shop", timeout=0.5) as client,
         pytest.raises(openai.InternalServerError, match=r"did not answer within 0\.5 s") as caught,
     ):
         ask(client, "sleep")
@@ -446,7 +442,7 @@ def test_concurrent_requests_reach_the_engine_together(running, engine):
 
 
 def test_without_a_decoder_tokens_are_named_by_id():
-    with ModelServer(EchoEngine(), "shop") as server, openai.OpenAI(base_url=server.url, api_key="none") as client:
+    with served(EchoEngine(), "shop", decode=None) as client:
         content = ask(client, "a", logprobs=True).choices[0].logprobs.content
     assert [token.token for token in content] == ["token_id:97", "token_id:32", "token_id:53"]
     assert content[0].bytes is None

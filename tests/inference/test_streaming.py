@@ -13,29 +13,23 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from components.errors import ContextOverflow, EngineError
-from components.inference.app import AppOptions
-from components.inference.server import ModelServer
-from tests.inference.scripted import CALL, ScriptedEngine
+from tests.inference.scripted import CALL, ScriptedEngine, served
 
 QUESTION = [{"role": "user", "content": "Say it."}]
 LONG = 400
 
 
-def decode(ids: list[int]) -> str:
-    return "".join(map(chr, ids))
-
-
-@contextlib.contextmanager
-def served(engine, **options):
-    with (
-        ModelServer(engine, "m", AppOptions(**{"decode": decode} | options)) as server,
-        openai.OpenAI(base_url=server.url, api_key="k", timeout=600, max_retries=0) as client,
-    ):
-        yield client
-
-
 def chat(client: openai.OpenAI, **options):
     return client.chat.completions.create(model="m", messages=QUESTION, **options)
+
+
+def stream_of(client: openai.OpenAI, route: str):
+    """A stream of one of the three APIs."""
+    if route == "completions":
+        return client.completions.create(model="m", prompt="Say it.", stream=True)
+    if route == "responses":
+        return client.responses.create(model="m", input="Say it.", stream=True)
+    return chat(client, stream=True)
 
 
 def contents(chunks, index: int = 0) -> list[str]:
@@ -156,21 +150,6 @@ def test_a_streamed_response_is_that_without_streaming(tiny):
 # Calls, empty answers, errors
 
 
-def test_calls_are_streamed_as_deltas():
-    other = {**CALL, "id": "call_1", "function": {"name": "wind", "arguments": "{}"}}
-    with served(ScriptedEngine(["Let me "], "look.", [CALL, other])) as client:
-        chunks = list(chat(client, stream=True))
-        deltas = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
-        named = [(call.index, call.id, call.function.name) for call in deltas]
-        assert named == [(0, "call_0", "weather"), (0, None, None), (1, "call_1", "wind"), (1, None, None)]
-        assert [call.function.arguments for call in deltas] == ["", CALL["function"]["arguments"], "", "{}"]
-        with client.chat.completions.stream(model="m", messages=QUESTION) as stream:
-            message = stream.get_final_completion().choices[0].message
-        assert (message.content, len(message.tool_calls)) == ("Let me look.", 2)
-        assert message.tool_calls[0].function.arguments == CALL["function"]["arguments"]
-        assert chunks[-1].choices[0].finish_reason == "tool_calls"
-
-
 PARTS = ["", '{"city": "San', " Francisco", '"']
 """Arguments of CALL as they are sampled, without the last brace."""
 WIND = {**CALL, "id": "call_1", "function": {"name": "wind", "arguments": "{}"}}
@@ -226,33 +205,6 @@ def test_arguments_are_events_before_the_call_is_complete(parts):
             assert [item.type for item in whole.get_final_response().output] == [item.type for item in final.output]
 
 
-@pytest.mark.parametrize("parts", [[], ["Look: "]])
-def test_a_call_that_turns_out_to_be_invalid_is_text(parts):
-    """As without streaming; the arguments that were sent are incomplete, so that no client executes them."""
-    text = '<tool_call>{"name": "weather", "arguments": {"city": "San Francisco" <tool_call>'
-    check = TypeAdapter(ResponseStreamEvent)
-    with served(ScriptedEngine(parts, text, call_parts=PARTS)) as client:
-        chunks = list(chat(client, stream=True))
-        assert "".join(contents(chunks)) == "".join(parts) + text
-        sent = "".join(call.function.arguments for call in call_deltas(chunks))
-        assert sent == "".join(PARTS)
-        with pytest.raises(ValueError):
-            json.loads(sent)
-        assert chunks[-1].choices[0].finish_reason == "stop"
-        events = list(client.responses.create(model="m", input="Say it.", stream=True))
-        for event in events:
-            check.validate_python(event.model_dump())
-        final = events[-1].response
-        assert [item.type for item in final.output] == ["message"]
-        assert (final.output_text, final.status) == ("".join(parts) + text, "completed")
-        done = [event.item for event in events if event.type == "response.output_item.done"]
-        assert [(item.type, item.status) for item in done] == [
-            ("function_call", "incomplete"),
-            ("message", "completed"),
-        ]
-        assert not [event for event in events if event.type == "response.function_call_arguments.done"]
-
-
 def test_items_of_a_response_are_in_the_order_in_which_they_began():
     with served(ScriptedEngine([], "Looking.", [CALL, WIND], call_parts=PARTS)) as client:
         events = list(client.responses.create(model="m", input="Say it.", stream=True))
@@ -286,42 +238,34 @@ def test_an_answer_without_text_can_be_sent_back(calls):
         assert client.chat.completions.create(model="m", messages=messages).choices[0].finish_reason
 
 
-@pytest.mark.parametrize(("parts", "calls"), [([], []), (["a", "b"], []), (["a"], [CALL]), ([], [CALL, CALL])])
-def test_every_event_is_of_its_type(parts, calls):
+def test_every_event_is_of_its_type():
     check = TypeAdapter(ResponseStreamEvent)
-    with served(ScriptedEngine(parts, "", calls)) as client:
-        events = list(client.responses.create(model="m", input="Say it.", stream=True))
-        for event in events:
-            check.validate_python(event.model_dump())
-        with client.responses.stream(model="m", input="Say it.") as stream:
-            final = stream.get_final_response()
-    added = [event.item.type for event in events if event.type == "response.output_item.added"]
-    assert added == [item.type for item in final.output]
-    assert final.output_text == "".join(parts)
+    for parts, calls, call_parts in (
+        ([], [], ()),
+        (["a", "b"], [], ()),
+        (["a"], [CALL], ()),
+        ([], [CALL, CALL], ()),
+        (["a"], [], PARTS),
+    ):
+        with served(ScriptedEngine(parts, "", calls, call_parts=call_parts)) as client:
+            events = list(client.responses.create(model="m", input="Say it.", stream=True))
+            for event in events:
+                check.validate_python(event.model_dump())
+            with client.responses.stream(model="m", input="Say it.") as stream:
+                final = stream.get_final_response()
+        added = [event.item.type for event in events if event.type == "response.output_item.added"]
+        assert added == [item.type for item in final.output] + ["function_call"] * bool(call_parts)
+        assert final.output_text == "".join(parts)
 
 
-def test_an_error_before_the_first_token_has_its_status():
+def test_only_an_error_before_the_first_token_has_its_status():
     for parts in ([], ["a"]):
         with served(ScriptedEngine(parts, error=ContextOverflow("too long"))) as client:
-            if not parts:
-                with pytest.raises(openai.BadRequestError, match="too long"):
-                    chat(client, stream=True)
-                with pytest.raises(openai.BadRequestError, match="too long"):
-                    client.responses.create(model="m", input="Say it.", stream=True)
-                continue
-            chunks = chat(client, stream=True)
-            with pytest.raises(openai.APIError, match="too long") as caught:
-                list(chunks)
-            assert caught.value.code == "context_length_exceeded"
-
-
-def test_a_completion_fails_as_an_answer_does():
-    for parts in ([], ["a"]):
-        with served(ScriptedEngine(parts, error=ContextOverflow("too long"))) as client:
-            with pytest.raises(openai.APIError, match="too long") as caught:
-                list(client.completions.create(model="m", prompt="x", stream=True))
-            assert caught.value.code == "context_length_exceeded"
-            assert isinstance(caught.value, openai.BadRequestError) == (not parts)
+            for streamed in ("chat", "completions", "responses")[: 2 if parts else 3]:
+                with pytest.raises(openai.APIError, match="too long") as caught:
+                    list(stream_of(client, streamed))
+                assert caught.value.code == "context_length_exceeded"
+                assert isinstance(caught.value, openai.BadRequestError) == (not parts), streamed
 
 
 @pytest.mark.parametrize("error", [EngineError("out of memory"), KeyError("secret detail")])
@@ -370,12 +314,7 @@ def wait_for(condition) -> None:
 def test_a_stream_that_its_client_closes_is_cancelled(route):
     engine = ScriptedEngine(["a", "b"], hold=True)
     with served(engine) as client:
-        if route == "chat":
-            stream = chat(client, stream=True)
-        elif route == "completions":
-            stream = client.completions.create(model="m", prompt="Say it.", stream=True)
-        else:
-            stream = client.responses.create(model="m", input="Say it.", stream=True)
+        stream = stream_of(client, route)
         next(iter(stream))
         assert not engine.cancelled.is_set()
         stream.close()

@@ -6,10 +6,9 @@ import openai
 import pytest
 import torch
 
-from components.inference.app import AppOptions
-from components.inference.server import ModelServer
 from components.inference.token_texts import TokenTexts
 from components.inference.transformers import batch as batch_module
+from tests.inference.scripted import served
 
 TEXT = "The river Aare flows through Bern – née Bärn 🙂."
 
@@ -23,10 +22,7 @@ def engine(base_dir):
 
 @pytest.fixture(scope="module")
 def client(engine):
-    with (
-        ModelServer(engine, "tiny", AppOptions(decode=engine.tokenizer.decode)) as server,
-        openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
-    ):
+    with served(engine, "tiny", decode=engine.tokenizer.decode) as client:
         yield client
 
 

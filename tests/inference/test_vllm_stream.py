@@ -7,15 +7,13 @@ import json
 import urllib.request
 from dataclasses import replace
 
-import openai
 import pytest
 
 from components.errors import EngineError, ResourceError, StalePolicy
-from components.inference.app import AppOptions
 from components.inference.protocol import ResponseForm
-from components.inference.server import ModelServer
 from components.inference.vllm.client import StreamedCompletion
 from components.json_reply import FailedAttempt
+from tests.inference.scripted import served
 from tests.inference.test_forms import needs_llguidance
 from tests.inference.test_vllm import HELLO, ask, die, seen
 
@@ -53,20 +51,6 @@ def test_a_stream_with_a_form(start, connect):
     answer, increments = heard(engine, request)
     assert answer.message["content"] in ('"yes"', '"no"')
     assert [token for increment in increments for token in increment.token_ids] == answer.token_ids[:-1]
-
-
-def test_over_http_a_stream_has_the_text_and_tokens_of_the_answer(start, connect):
-    engine = connect(start())
-    asked = {"model": "m", "messages": HELLO.messages, "seed": 3, "extra_body": {"return_token_ids": True}}
-    with (
-        ModelServer(engine, "m", AppOptions(decode=engine.tokenizer.decode)) as server,
-        openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
-    ):
-        [whole] = client.chat.completions.create(**asked).choices
-        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
-    assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.message.content
-    assert [token for chunk in chunks for token in getattr(chunk, "token_ids", None) or []] == whole.token_ids
-    assert sum(bool(chunk.delta.content) for chunk in chunks) > 3, "content arrives in parts"
 
 
 def test_a_stream_that_breaks_off_is_an_error_and_not_sampled_again(start, connect):
@@ -133,11 +117,8 @@ def test_the_most_likely_tokens_are_returned_with_and_without_a_stream(start, co
 def test_over_http_top_logprobs_have_the_shape_of_the_embedded_engine(start, connect, engine):
     asked = {"model": "m", "messages": HELLO.messages, "logprobs": True, "top_logprobs": 2, "max_tokens": 4, "seed": 3}
     shapes = []
-    for served in (connect(start()), engine):
-        with (
-            ModelServer(served, "m", AppOptions(decode=served.tokenizer.decode)) as server,
-            openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
-        ):
+    for subject in (connect(start()), engine):
+        with served(subject, decode=subject.tokenizer.decode) as client:
             [whole] = client.chat.completions.create(**asked).choices
             chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
         entries = whole.logprobs.content

@@ -26,7 +26,7 @@ from components.inference.protocol import (
     ensure_usable,
 )
 from components.inference.remote_chat import body_of, message_of, usage_of
-from components.json_client import fail_on_invalid_answer
+from components.json_client import fail_on_invalid_answer, ignore_body
 from components.json_reply import Reply
 from components.models.spec import ModelSpec
 from components.specs.served import ModelEndpoint
@@ -125,12 +125,12 @@ class RemoteEngine:
         if folder is not None:
             name = f"{self.spec.model}@{version}"
             body = {"lora_name": name, "lora_path": os.path.abspath(folder), "load_inplace": True}
-            self._client.now("POST", "/load_lora_adapter", body, _nothing, self._not_loaded)
+            self._client.now("POST", "/load_lora_adapter", body, ignore_body, self._not_loaded)
             self._model = name
         if before not in (self.spec.model, self._model):
             try:
                 body = {"lora_name": before}
-                self._client.now("POST", "/unload_lora_adapter", body, _nothing, self._not_loaded)
+                self._client.now("POST", "/unload_lora_adapter", body, ignore_body, self._not_loaded)
             except (EngineError, ResourceError) as error:
                 logger.info("%s keeps %s: %s", self.spec.url, before, error)
         self._policy = version
@@ -139,14 +139,8 @@ class RemoteEngine:
         """Return the names of the server's models. Raises ResourceError if the server is unreachable for the retry
         period."""
 
-        def names(reply: Reply) -> list[str]:
-            try:
-                return [str(model["id"]) for model in reply.json()["data"]]
-            except (KeyError, TypeError):
-                raise EngineError("its list of models is invalid") from None
-
         try:
-            return self._client.now("GET", "/models", None, names)
+            return [model["id"] for model in self._client.models("/models")]
         except EngineError as error:
             raise ResourceError(f"inference.url: {self.spec.url} is no server that can be used: {error}") from None
 
@@ -219,7 +213,3 @@ class _Ids(dict[int, int]):
 
 
 _ids = _Ids()
-
-
-def _nothing(reply: Reply) -> None:
-    """Ignore the body; the status suffices."""

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from components.bounded_reply import limits_with_tokens
-from components.errors import ContextOverflow, EngineError, ResourceError, StalePolicy
+from components.errors import ContextOverflow, ResourceError, StalePolicy
 from components.inference.growing_text import GrowingText, growing_response
 from components.inference.protocol import ChatRequest, Increment, TokenLogprobs
-from components.json_client import Client, RefusalCheck, fail_on_invalid_answer
+from components.json_client import Client, RefusalCheck, fail_on_invalid_answer, ignore_body
 from components.json_reply import MAX_QUOTED, FailedAttempt, Reply
 from components.json_text import read_json
 from components.trajectories.chat import ChatFormat
@@ -224,33 +224,22 @@ class VllmClient(Client):
         if (listed := self.adapter_folder(name)) != folder:
             # In place only if another folder has the name.
             body = {"lora_name": name, "lora_path": folder, "load_inplace": listed is not None}
-            self.now("POST", "/v1/load_lora_adapter", body, _nothing, _not_loaded(name, folder))
+            self.now("POST", "/v1/load_lora_adapter", body, ignore_body, _not_loaded(name, folder))
         if (listed := self.adapter_folder(name)) != folder:
             raise StalePolicy(f"{self.url} was given {name} from {folder}, and lists it from {listed}")
 
     def sleep(self) -> None:
         """Put the server to sleep until `wake`."""
-        self.now("POST", "/sleep?level=1", {}, _nothing, _no_sleep)
+        self.now("POST", "/sleep?level=1", {}, ignore_body, _no_sleep)
 
     def wake(self) -> None:
         """Wake the server if it sleeps."""
         if self.now("GET", "/is_sleeping", None, lambda reply: reply.json()["is_sleeping"], _no_sleep):
-            self.now("POST", "/wake_up", {}, _nothing, _no_sleep)
+            self.now("POST", "/wake_up", {}, ignore_body, _no_sleep)
 
     def adapter_folder(self, name: str) -> str | None:
         """Return the folder of an adapter according to the server's list; None if it is not loaded."""
-        return next((model.get("root") for model in self.models() if model.get("id") == name), None)
-
-    def models(self) -> list[dict[str, Any]]:
-        """Return the server's models and adapters."""
-
-        def read(reply: Reply) -> list[dict[str, Any]]:
-            try:
-                return [{**model, "id": str(model["id"])} for model in reply.json()["data"]]
-            except (KeyError, TypeError):
-                raise EngineError("its list of models is invalid") from None
-
-        return self.now("GET", "/v1/models", None, read)
+        return next((model.get("root") for model in self.models("/v1/models") if model.get("id") == name), None)
 
 
 def _sampled_tokens(answer: dict[str, Any], body: dict[str, Any], policy: str) -> Sampled:
@@ -304,7 +293,3 @@ def _no_sleep(reply: Reply, text: str) -> Exception | None:
             "--enable-sleep-mode, on a GPU, or set inference.sleep=false"
         )
     return None
-
-
-def _nothing(reply: Reply) -> None:
-    """Ignore the body; the status suffices."""

@@ -269,7 +269,7 @@ class VllmEngine:
     # The server
 
     def _check(self, client: VllmClient) -> None:
-        models = [model for model in client.models() if not model.get("parent")]
+        models = [model for model in client.models("/v1/models") if not model.get("parent")]
         if not models:
             raise EngineError("it has no model")
         name, length = models[0]["id"], models[0].get("max_model_len")
