@@ -218,11 +218,12 @@ def test_items_of_a_response_are_in_the_order_in_which_they_began():
 
 
 def test_a_call_that_differs_from_what_was_sent_is_an_error():
-    with served(ScriptedEngine([], "", [WIND | {"id": "call_0"}], call_parts=PARTS)) as client:
-        with pytest.raises(openai.APIError, match="differs"):
-            list(chat(client, stream=True))
-        last = list(client.responses.create(model="m", input="Say it.", stream=True))[-1]
-        assert last.type == "response.failed"
+    for function in (WIND["function"], {**CALL["function"], "arguments": '{"city": "Bern"}'}):
+        with served(ScriptedEngine([], "", [{**CALL, "function": function}], call_parts=PARTS)) as client:
+            with pytest.raises(openai.APIError, match="differs"):
+                list(chat(client, stream=True))
+            last = list(client.responses.create(model="m", input="Say it.", stream=True))[-1]
+            assert last.type == "response.failed"
 
 
 @pytest.mark.parametrize("calls", [[], [CALL]])
