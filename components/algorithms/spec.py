@@ -19,9 +19,7 @@ from components.trajectories.feedback_episodes import Learns
 
 if TYPE_CHECKING:
     from components.algorithms.policy.policy import Policy
-    from components.algorithms.policy_gradient.group_gradients import GroupGradients
-    from components.algorithms.policy_gradient.spec import CostSpec
-    from components.algorithms.trainer import TrainedModule, Trainer, TrainingContext
+    from components.algorithms.trainer import GroupGradients, TrainedModule, Trainer, TrainingContext
     from components.models.spec import TeacherSpec
 
 Action = Literal["warn", "skip", "stop"]
@@ -54,6 +52,18 @@ class OptimizerSpec(Spec):
     non_finite: Literal["skip", "stop"] = "stop"
     """Response to a loss or gradient that is infinite or NaN: `skip` the step, or `stop` with an error before a
     checkpoint is written."""
+
+
+class CostSpec(Spec):
+    """A constraint on the mean cost of an episode, with a learned Lagrange multiplier."""
+
+    limit: float
+    """Largest allowed mean cost over the episodes of a round."""
+    learning_rate: float = Field(0.1, gt=0)
+    """Step size of the multiplier: each round adds this times (mean cost - limit) to the multiplier, which stays at
+    least 0."""
+    initial: float = Field(0.0, ge=0)
+    """Initial value of the multiplier."""
 
 
 @dataclass(frozen=True)

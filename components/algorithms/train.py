@@ -14,17 +14,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.algorithms.loop.schedule import Rounds
-from components.algorithms.request import PolicyTrainingRequest
 from components.algorithms.spec import AlgorithmSpec
-from components.algorithms.trainer import TrainedModule, TrainingContext
+from components.algorithms.trainer import PolicyTrainingRequest, TrainedModule, TrainingContext
 from components.errors import ArtifactError, ResourceError
 from components.models import trained_weights
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
     from components.algorithms.policy.policy import Policy
-    from components.algorithms.policy_gradient.group_gradients import GroupGradients
+    from components.algorithms.trainer import GroupGradients
 
 logger = logging.getLogger(__name__)
 
@@ -62,23 +60,15 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
     unfinished = UnfinishedTraining(
         request.scratch / "unfinished", policy, optimizer, critic, algorithm=algorithm.name, every=request.save_every
     )
-    context = TrainingContext(
+    context = TrainingContext.of(
+        request,
         policy=policy,
         optimizer=optimizer,
-        base_dir=request.base_dir,
         trajectories=trajectories,
-        scratch=request.scratch,
-        seed=request.seed,
         on_step=unfinished.resume(request.on_step),
-        on_total=request.on_total,
         step=step,
         earlier_steps=tuple(unfinished.steps),
-        rounds=Rounds(*request.rounds),
         critic=critic,
-        start=start,
-        mean_costs=request.mean_costs,
-        teacher_dir=request.teacher_dir,
-        warm=request.warm,
     )
     with unfinished.save_on_interrupt(), _released(policy):
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -115,17 +105,8 @@ def group_gradients(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) ->
     policy.checkpoint_layers(algorithm.gradient_checkpointing)
     policy.use_reference(policy.folder(request.reference) if request.reference else None)
     policy.loss_scale = LossScale.of(request.model.dtype)
-    context = TrainingContext(
-        policy=policy,
-        optimizer=torch.optim.SGD(policy.parameters.values()),
-        base_dir=request.base_dir,
-        trajectories=trajectories,
-        scratch=request.scratch,
-        seed=request.seed,
-        on_step=request.on_step,
-        start=request.start,
-        mean_costs=request.mean_costs,
-    )
+    optimizer = torch.optim.SGD(policy.parameters.values())
+    context = TrainingContext.of(request, policy=policy, optimizer=optimizer, trajectories=trajectories)
     with _released(policy):
         yield algorithm.group_gradients(context)
 

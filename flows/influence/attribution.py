@@ -27,7 +27,7 @@ from flows.stages.base import Progress, Request
 if TYPE_CHECKING:
     import torch
 
-    from components.algorithms.policy_gradient.group_gradients import GroupGradients
+    from components.algorithms.trainer import GroupGradients
     from components.artifacts import Artifact
     from flows.influence.workplace import Workplace
 

@@ -31,7 +31,7 @@ from flows.terminal.console import Console, hush, logging_to
 from flows.terminal.interrupt import Interruption
 
 if TYPE_CHECKING:
-    from components.algorithms.policy_gradient.group_gradients import GroupGradients
+    from components.algorithms.trainer import GroupGradients
     from components.trajectories.schema import Trajectory
 
 

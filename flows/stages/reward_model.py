@@ -15,7 +15,7 @@ from flows.stages.base import Context, Inputs, Stage, StageSpec, TrainingProgres
 from flows.stages.train import CHECKPOINT_FILES, OPTIONAL_FILES
 
 if TYPE_CHECKING:
-    from components.algorithms.reward_models.examples import JudgedCollection
+    from components.algorithms.trainer import JudgedCollection
 
 REWARD_MODEL_VERSION = 2
 """Version of the layout: adapter/, heads.safetensors, reward_model.json, and the state for further training; version 2
@@ -39,8 +39,8 @@ def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: 
     """Write a reward model. Inputs: `trajectories`, `scores`; `trajectories-N`, `scores-N`, those of N collections ago,
     to train on again; `start`, the checkpoint whose adapter initializes the model, or the reward model to train
     further."""
-    from components.algorithms.request import RewardTrainingRequest
     from components.algorithms.reward_models.trainer import train_reward_model
+    from components.algorithms.trainer import RewardTrainingRequest
     from components.models.weights import prepare
 
     judged = [_judged(inputs), *(_judged(inputs, ago) for ago in range(1, collections(inputs)))]
@@ -69,7 +69,7 @@ def collections(inputs: Iterable[str]) -> int:
 
 def _judged(inputs: Inputs, ago: int = 0) -> JudgedCollection:
     """Return the scored episodes of `ago` collections ago, with unique ids: collections may share scenarios."""
-    from components.algorithms.reward_models.examples import JudgedCollection
+    from components.algorithms.trainer import JudgedCollection
     from components.trajectories.store import load_scored, read_scores
 
     suffix = f"-{ago}" if ago else ""

@@ -19,7 +19,7 @@ from components.trajectories.schema import Trajectory
 from flows.stages.base import Context, Inputs, Stage, StageSpec, TrainingProgress
 
 if TYPE_CHECKING:
-    from components.algorithms.request import PolicyTrainingRequest
+    from components.algorithms.trainer import PolicyTrainingRequest
 
 CHECKPOINT_VERSION = 1
 """Version of the layout: adapter/, optimizer.safetensors, trainer.json, log.jsonl; critic/ with PPO; multipliers.json
@@ -74,8 +74,8 @@ def training_request(
     """Return the training of the stage, and metrics of its trajectories. out: folder of the checkpoint."""
     from components.algorithms.continual.replay import mixed
     from components.algorithms.policy_gradient.cost_constraints import mean_costs
-    from components.algorithms.request import PolicyTrainingRequest
     from components.algorithms.train import policy_digest
+    from components.algorithms.trainer import PolicyTrainingRequest, Rounds
     from components.models.weights import prepare
     from components.trajectories.versions import VERSIONS, off_policy_tokens
 
@@ -105,7 +105,7 @@ def training_request(
         teacher_dir = prepare(algorithm.teacher_model.model(spec.model.max_length), context.cache)
     anchor = None
     if spec.ewc is not None:
-        from components.algorithms.continual.ewc import Anchor
+        from components.algorithms.trainer import Anchor
 
         anchored = [trajectory for ago in _rounds(inputs, "anchored-") for trajectory in _renamed(inputs, ago)]
         anchor = Anchor(spec.ewc, inputs["anchor"].path, anchored)
@@ -128,7 +128,7 @@ def training_request(
         mean_costs=mean_costs(costs, _scored(inputs, components=True, selected=False)) if costs else None,
         anchor=anchor,
         strategy=context.strategy,
-        rounds=spec.rounds,
+        rounds=Rounds(*spec.rounds),
     )
     return request, figures
 

@@ -12,10 +12,9 @@ from components.trajectories.schema import Failure, History, Message, Scenario, 
 
 if TYPE_CHECKING:
     from components.algorithms.policy.policy import Policy
-    from components.algorithms.reward_models.examples import JudgedCollection
     from components.algorithms.reward_models.spec import RewardTrainingSpec
     from components.algorithms.spec import AlgorithmSpec
-    from components.algorithms.trainer import TrainingContext
+    from components.algorithms.trainer import JudgedCollection, TrainingContext
 
 MODEL = ModelSpec(name="tiny", source="random", device="cpu", max_length=128, lora=LoraSpec(rank=4, alpha=8.0))
 VOCABULARY = 259
@@ -116,7 +115,7 @@ def train(
 ) -> dict[str, float]:
     """Train a policy; options: further fields of the request."""
     from components.algorithms import train as library
-    from components.algorithms.request import PolicyTrainingRequest
+    from components.algorithms.trainer import PolicyTrainingRequest
 
     request = PolicyTrainingRequest(model=model, base_dir=base_dir, trajectories=trajectories, **options)
     return library.train(algorithm, request)
@@ -126,8 +125,8 @@ def train_reward_model(
     spec: RewardTrainingSpec, model: ModelSpec, base_dir: Path, judged: Sequence[JudgedCollection], **options: Any
 ) -> dict[str, float]:
     """Train a reward model; options: further fields of the request."""
-    from components.algorithms.request import RewardTrainingRequest
     from components.algorithms.reward_models import trainer
+    from components.algorithms.trainer import RewardTrainingRequest
 
     return trainer.train_reward_model(
         spec, RewardTrainingRequest(model=model, base_dir=base_dir, judged=judged, **options)
@@ -138,7 +137,7 @@ def make_context(policy: Policy, optimizer: Any, trajectories: Sequence[Trajecto
     """Return the context of a training; options: further fields."""
     from components.algorithms.trainer import TrainingContext
 
-    defaults = {"base_dir": Path(), "seed": 0, "on_step": lambda _: None}
+    defaults = {"model": MODEL, "base_dir": Path(), "out": Path(), "seed": 0, "on_step": lambda _: None}
     return TrainingContext(policy=policy, optimizer=optimizer, trajectories=trajectories, **defaults | options)
 
 

@@ -10,8 +10,9 @@ import torch
 
 from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy_gradient import cost_constraints
-from components.algorithms.policy_gradient.spec import CostSpec, GRPOSpec, RLOOSpec
+from components.algorithms.policy_gradient.spec import GRPOSpec, RLOOSpec
 from components.algorithms.policy_gradient.trainer import train_policy_gradient
+from components.algorithms.spec import CostSpec
 from components.errors import ArtifactError
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec

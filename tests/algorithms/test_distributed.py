@@ -104,7 +104,7 @@ def episodes() -> list[Trajectory]:
 
 
 def train_reward(spec: RewardTrainingSpec, base_dir: Path, **rest: Any) -> dict[str, float]:
-    from components.algorithms.reward_models.examples import JudgedCollection
+    from components.algorithms.trainer import JudgedCollection
     from tests.algorithms.builders import train_reward_model
 
     trajectories = episodes()

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from components.algorithms.continual.ewc import Anchor, penalty
+from components.algorithms.continual.ewc import penalty
 from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.preference.spec import DPOSpec
 from components.algorithms.sft.spec import SFTSpec
+from components.algorithms.trainer import Anchor
 from components.models.spec import LoraSpec
 from components.trajectories.schema import Trajectory
 from tests.algorithms.builders import (

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from components.algorithms.policy_gradient import spec as specs
-from components.algorithms.policy_gradient.group_gradients import GroupGradients, cosine, dot
+from components.algorithms.policy_gradient.group_gradients import PolicyGradients, cosine, dot
 from components.algorithms.policy_gradient.losses import log_ratio
 from components.algorithms.sft.spec import SFTSpec
+from components.algorithms.spec import CostSpec
 from components.errors import SpecError
 from tests.algorithms.builders import MODEL, TEMPERATURE, make_context
 from tests.algorithms.gradients import relative_error
@@ -151,7 +152,7 @@ def test_the_gradient_of_a_likelihood_is_that_of_the_sum_of_log_probabilities(be
 def test_costs_change_the_gradient_as_they_change_the_rewards(bench):
     batch = bench.batches[HISTORIES].trajectories
     costly = [replace(item, metrics={"cost": float(index % 3)}) for index, item in enumerate(batch)]
-    costs = {"cost": specs.CostSpec(limit=0.0, learning_rate=1.0)}
+    costs = {"cost": CostSpec(limit=0.0, learning_rate=1.0)}
     spec = specs.GRPOSpec(scale="none", costs=costs, cost_scaling=False)
     penalised = [replace(item, reward=item.reward - 1.0 * item.metrics["cost"]) for item in costly]
     computed = gradients(bench, spec, costly)
@@ -162,7 +163,7 @@ def test_costs_change_the_gradient_as_they_change_the_rewards(bench):
 def test_groups_without_spread_have_no_gradient(bench):
     equal = [replace(item, reward=1.0) for item in bench.batches[HISTORIES].trajectories]
     computed = gradients(bench, specs.GRPOSpec(), equal)
-    assert isinstance(computed, GroupGradients)
+    assert isinstance(computed, PolicyGradients)
     assert computed.groups == {}
     assert not computed.batch().any()
     assert cosine(computed.batch(), torch.ones(computed.parameters)) is None

@@ -10,8 +10,8 @@ from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.policy_gradient.trainer import prepare
 from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode
-from components.algorithms.reward_models.examples import JudgedCollection
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec
+from components.algorithms.trainer import JudgedCollection
 from components.models.weights import load_tokenizer
 from components.models.weights import prepare as prepare_weights
 from components.rewards.judge import judge

@@ -21,10 +21,11 @@ from components.algorithms.reward_models import card as reward_card
 from components.algorithms.reward_models import losses as reward_losses
 from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode, packs
-from components.algorithms.reward_models.examples import JudgedCollection, LabelledEpisode, Pair, gather
+from components.algorithms.reward_models.examples import LabelledEpisode, Pair, gather
 from components.algorithms.reward_models.model import RewardModel
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
 from components.algorithms.reward_models.trainer import backward
+from components.algorithms.trainer import JudgedCollection
 from components.errors import ArtifactDamaged, ArtifactError, TrainingDiverged
 from components.models.spec import LoraSpec
 from components.models.weights import load_tokenizer

@@ -7,8 +7,8 @@ import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from components.algorithms.loop import schedule
-from components.algorithms.loop.schedule import Rounds
 from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.trainer import Rounds
 
 
 def shares(spec: GRPOSpec, lengths: list[int]) -> list[float]:

@@ -185,7 +185,9 @@ class Ours:
         context = TrainingContext(
             policy=self.policy,
             optimizer=self.optimizer,
+            model=self.policy.spec,
             base_dir=Path(),
+            out=Path(),
             trajectories=self.trajectories,
             scratch=self.scratch,
             seed=0,

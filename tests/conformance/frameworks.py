@@ -167,8 +167,8 @@ def problems(engine: ScriptedPolicy, trajectories: list[Trajectory]) -> str:
 def trained(trajectories: list[Trajectory], model_dir: Path, folder: Path) -> dict[str, float]:
     """Run one GRPO step on captured episodes; return its metrics."""
     from components.algorithms.policy_gradient.spec import GRPOSpec
-    from components.algorithms.request import PolicyTrainingRequest
     from components.algorithms.train import train
+    from components.algorithms.trainer import PolicyTrainingRequest
 
     for trajectory in trajectories:
         trajectory.reward = float(trajectory.outcome["reward"])

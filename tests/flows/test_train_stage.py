@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from components.algorithms.policy_gradient.cost_constraints import mean_costs
-from components.algorithms.policy_gradient.spec import CostSpec
+from components.algorithms.spec import CostSpec
 from components.trajectories.schema import Score, Selection
 from components.trajectories.store import write_scores, write_selection, write_trajectories
 from flows.stages.base import TrainingProgress

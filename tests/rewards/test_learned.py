@@ -11,8 +11,8 @@ import torch
 from components.algorithms.reward_models import card as reward_card
 from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode
-from components.algorithms.reward_models.examples import JudgedCollection
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec
+from components.algorithms.trainer import JudgedCollection
 from components.errors import ArtifactDamaged, ArtifactError, ResourceError, SpecError
 from components.models.weights import load_tokenizer, prepare
 from components.rewards.judge import judge

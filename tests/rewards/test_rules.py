@@ -259,7 +259,7 @@ class TestCosts:
 
     def test_the_constrained_algorithm_finds_them_by_name(self, tmp_path):
         from components.algorithms.policy_gradient.cost_constraints import mean_costs
-        from components.algorithms.policy_gradient.spec import CostSpec
+        from components.algorithms.spec import CostSpec
         from components.trajectories.store import read_scored, write_scores, write_trajectories
 
         rows = [called(("delete", "{}", "gone")), called(FIND)]

@@ -17,36 +17,24 @@ from __future__ import annotations
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.foreign import convert_foreign_tokens
 from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.sft.trainer import examples
+from components.algorithms.trainer import Anchor
 from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
-from components.trajectories.schema import Trajectory
 
 log = logging.getLogger(__name__)
 
 Tensors = dict[str, torch.Tensor]
 """Tensors by parameter name."""
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """Anchor of the penalty: a checkpoint and its training trajectories."""
-
-    spec: EWCSpec
-    checkpoint: Path
-    trajectories: Sequence[Trajectory]
-    """Trajectories that the checkpoint was trained on."""
 
 
 @dataclass(frozen=True)

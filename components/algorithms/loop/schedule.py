@@ -4,20 +4,9 @@ a decay that ends with the last round."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from components.algorithms.spec import DecaySpec, OptimizerSpec
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Position of a training among the rounds of a run: round `number` of `total`, both counted from 1."""
-
-    number: int
-    total: int
-
-
-ONLY_ROUND = Rounds(1, 1)
+from components.algorithms.trainer import Rounds
 
 
 def warmup_share(spec: OptimizerSpec, step: int) -> float:

@@ -30,7 +30,8 @@ from components.json_text import read_json
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
-    from components.algorithms.policy_gradient.spec import CostSpec, PolicyGradientSpec
+    from components.algorithms.policy_gradient.spec import PolicyGradientSpec
+    from components.algorithms.spec import CostSpec
 
 FILE = "multipliers.json"
 """File of a checkpoint with λ by name."""
@@ -81,6 +82,22 @@ def subtract_costs(
     return result
 
 
+def constrained(
+    spec: PolicyGradientSpec, context: TrainingContext
+) -> tuple[TrainingContext, Multipliers, dict[str, float]]:
+    """Return the context with the constrained rewards, the multipliers of this round, and their metrics."""
+    if not spec.costs and spec.reward_cap is None:
+        return context, {}, {}
+    means = context.mean_costs
+    if means is None:
+        means = mean_costs(spec.constraints, context.trajectories)
+    multipliers = update_multipliers(load(context.start, spec.constraints), spec.constraints, means)
+    metrics = {f"cost/{name}": mean for name, mean in means.items()}
+    metrics |= {f"multiplier/{name}": value for name, value in multipliers.items()}
+    trajectories = subtract_costs(spec, context.trajectories, multipliers)
+    return replace(context, trajectories=trajectories), multipliers, metrics
+
+
 class ConstrainedTrainer(Trainer):
     """Trainer whose algorithm learns from rewards minus their costs, and which updates the multipliers.
 
@@ -90,23 +107,11 @@ class ConstrainedTrainer(Trainer):
     def __init__(
         self, spec: PolicyGradientSpec, context: TrainingContext, learn: Callable[[TrainingContext], TrainingResult]
     ):
-        self.context = context
-        """Context with the constrained rewards."""
         self._learn = learn
-        self._multipliers: Multipliers = {}
-        self._metrics: dict[str, float] = {}
-        if spec.costs or spec.reward_cap is not None:
-            means = context.mean_costs
-            if means is None:
-                means = mean_costs(spec.constraints, context.trajectories)
-            self._multipliers = update_multipliers(load(context.start, spec.constraints), spec.constraints, means)
-            trajectories = subtract_costs(spec, context.trajectories, self._multipliers)
-            self.context = replace(context, trajectories=trajectories)
-            self._metrics = {f"cost/{name}": mean for name, mean in means.items()}
-            self._metrics |= {f"multiplier/{name}": value for name, value in self._multipliers.items()}
+        self._context, self._multipliers, self._metrics = constrained(spec, context)
 
     def train(self) -> TrainingResult:
-        step, metrics = self._learn(self.context)
+        step, metrics = self._learn(self._context)
         return step, metrics | self._metrics
 
     def save(self, folder: Path) -> None:

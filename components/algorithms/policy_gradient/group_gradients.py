@@ -46,8 +46,8 @@ UNKNOWN = float("nan")
 """Log-probability of a token with an unknown sampler: the loss treats it as on-policy, with a ratio of 1."""
 
 
-class GroupGradients:
-    """Gradients of the groups of one batch that carry signal. Each is a (P,) vector on the CPU."""
+class PolicyGradients:
+    """Gradients of the groups of one batch, as `trainer.GroupGradients`."""
 
     def __init__(self, spec: GRPOSpec, context: TrainingContext):
         self._spec = spec
@@ -55,27 +55,22 @@ class GroupGradients:
         self._scratch = context.scratch
         groups, self._learning = prepare(spec, context)
         self.groups: dict[str, Group] = {group[0].group: group for group in groups}
-        """Groups with a non-zero advantage, by name. Their trajectories have their mean advantage."""
         self._batch = [trajectory for group in groups for trajectory in group]
         self._tokens = _tokens(self._learning.packs(self._batch))
 
     @property
     def parameters(self) -> int:
-        """Return P, the number of trained parameters."""
         return sum(parameter.numel() for parameter in self._policy.parameters.values())
 
     def group(self, name: str) -> torch.Tensor:
-        """Return the gradient of one group."""
         packs = self._learning.packs(self.groups[name], self._batch)
         return _flat_gradient(self._spec, self._policy, packs, self._tokens)
 
     def batch(self) -> torch.Tensor:
-        """Return the gradient of the whole batch; zeros if no group carries signal."""
         return _flat_gradient(self._spec, self._policy, self._learning.packs(self._batch), self._tokens)
 
     def likelihood(self, trajectory: Trajectory, temperature: float) -> torch.Tensor:
-        """Return the gradient of the negative log-likelihood of a trajectory's sampled tokens at a sampling
-        temperature: that of the policy loss with ratio, advantage and weight 1."""
+        """Return the gradient of the policy loss with ratio, advantage and weight 1."""
         spec = self._spec.model_copy(update=LIKELIHOOD)
         histories = [replace(history, logprobs=[UNKNOWN] * len(history.token_ids)) for history in trajectory.histories]
         on_policy = replace(_sampled_at(trajectory, temperature), histories=histories)
@@ -85,7 +80,6 @@ class GroupGradients:
         return _flat_gradient(spec, self._policy, packs, _tokens(packs))
 
     def log_likelihoods(self, trajectories: Sequence[Trajectory], temperature: float) -> list[float]:
-        """Return the log-likelihood in nats of the sampled tokens of each trajectory at a sampling temperature."""
         measured = ReferenceLogprobs(self._scratch)
         sampled = [_sampled_at(trajectory, temperature) for trajectory in trajectories]
         measured.measure(self._policy, sampled, self._spec.pack_tokens, reference=False, first=True)

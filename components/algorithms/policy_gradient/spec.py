@@ -7,26 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from components.algorithms.spec import Action, DecaySpec, RoundFacts
+from components.algorithms.spec import Action, CostSpec, DecaySpec, RoundFacts
 from components.errors import Problem
-from components.specs import Spec
 
 if TYPE_CHECKING:
-    from components.algorithms.policy_gradient.cost_constraints import ConstrainedTrainer
-    from components.algorithms.policy_gradient.group_gradients import GroupGradients
-    from components.algorithms.trainer import TrainingContext
-
-
-class CostSpec(Spec):
-    """A constraint on the mean cost of an episode, with a learned Lagrange multiplier."""
-
-    limit: float
-    """Largest allowed mean cost over the episodes of a round."""
-    learning_rate: float = Field(0.1, gt=0)
-    """Step size of the multiplier: each round adds this times (mean cost - limit) to the multiplier, which stays at
-    least 0."""
-    initial: float = Field(0.0, ge=0)
-    """Initial value of the multiplier."""
+    from components.algorithms.trainer import GroupGradients, Trainer, TrainingContext
 
 
 class PolicyGradientSpec(DecaySpec):
@@ -231,16 +216,17 @@ class GRPOSpec(PolicyGradientSpec):
     def needs_reward_spread(self) -> bool:
         return self.compares_within_group and not self.credits_turns and not self.costs
 
-    def build(self, context: TrainingContext) -> ConstrainedTrainer:
+    def build(self, context: TrainingContext) -> Trainer:
         from components.algorithms.policy_gradient.cost_constraints import ConstrainedTrainer
         from components.algorithms.policy_gradient.trainer import train_policy_gradient
 
         return ConstrainedTrainer(self, context, lambda constrained: train_policy_gradient(self, constrained))
 
     def group_gradients(self, context: TrainingContext) -> GroupGradients:
-        from components.algorithms.policy_gradient.group_gradients import GroupGradients
+        from components.algorithms.policy_gradient.cost_constraints import constrained
+        from components.algorithms.policy_gradient.group_gradients import PolicyGradients
 
-        return GroupGradients(self, self.build(context).context)
+        return PolicyGradients(self, constrained(self, context)[0])
 
     def problems(self) -> Iterator[Problem]:
         yield from self._turn_credit_problems()

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 from components.algorithms.preference.pairs import pairs
 from components.algorithms.reward_models.data import OVERALL, RewardEpisode, episode, turn_values, value
+from components.algorithms.trainer import JudgedCollection
 from components.errors import ArtifactError
 from components.json_text import read_json
 from components.trajectories.chat import ChatFormat
 from components.trajectories.groups import scenario_of
-from components.trajectories.schema import Score, Trajectory
+from components.trajectories.schema import Score
 
 if TYPE_CHECKING:
     from components.algorithms.reward_models.spec import RewardTrainingSpec
@@ -63,16 +64,6 @@ class LabelledEpisode:
 
 
 Example = Pair | LabelledEpisode
-
-
-@dataclass(frozen=True)
-class JudgedCollection:
-    """A collection: episodes of one policy with their scores."""
-
-    trajectories: Sequence[Trajectory]
-    """Trajectories; ids are unique over all collections of a training."""
-    scores: Sequence[Score]
-    """Scores in any order; their components are the labels of the heads."""
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,12 @@ from components.algorithms.loop.guards import TrainingGuards
 from components.algorithms.loop.metrics import mean_metrics, token_counts
 from components.algorithms.loop.resume import UnfinishedTraining
 from components.algorithms.policy_gradient.losses import segment_sums
-from components.algorithms.request import RewardTrainingRequest
 from components.algorithms.reward_models import losses
 from components.algorithms.reward_models.card import CARD, Card, RewardHead, check_base, read_card, write_card
 from components.algorithms.reward_models.data import RewardEpisode, packs
 from components.algorithms.reward_models.examples import Example, LabelledEpisode, Pair, ScenarioSplit, gather
 from components.algorithms.reward_models.model import RewardModel, vocabulary_digest
-from components.algorithms.trainer import TrainingContext
+from components.algorithms.trainer import RewardTrainingRequest, TrainingContext
 from components.errors import ArtifactError, ResourceError
 from components.models.spec import ModelSpec
 from components.models.weights import load_tokenizer
@@ -98,15 +97,12 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
         scratch / "unfinished", policy, optimizer, algorithm=spec.name, every=request.save_every
     )
     trajectories = [trajectory for collection in judged for trajectory in collection.trajectories]
-    context = TrainingContext(
+    context = TrainingContext.of(
+        request,
         policy=policy,
         optimizer=optimizer,
-        base_dir=base_dir,
         trajectories=trajectories,
-        scratch=scratch,
-        seed=seed,
         on_step=unfinished.resume(request.on_step),
-        on_total=request.on_total,
         step=step,
         earlier_steps=tuple(unfinished.steps),
     )
