@@ -27,7 +27,7 @@ from flows.terminal.exit_codes import print_message
 
 if TYPE_CHECKING:
     from components.environments.protocol import Environment, Messages
-    from components.inference.protocol import Engine, Sampling
+    from components.inference.protocol import Engine, ModelEngine, Sampling
     from components.rollout.agent import Episode
     from components.rollout.spec import AgentSpec
     from components.trajectories.schema import Scenario
@@ -263,7 +263,7 @@ def _measurement(root: Path, key: str, reference: str, trust: bool) -> EvaluateS
     raise ResourceError(f"{reference}: no run below {root} has an evaluate stage for it, so its environment is unknown")
 
 
-def _trained(reference: str, root: Path, trust: bool) -> tuple[Engine, EvaluateStage | SampleStage, Context]:
+def _trained(reference: str, root: Path, trust: bool) -> tuple[ModelEngine, EvaluateStage | SampleStage, Context]:
     from components.models.trained_weights import folder_of, role_folders
     from flows.history.lineage_graph import Lineage
     from flows.stages.base import Context
@@ -287,7 +287,7 @@ def _trained(reference: str, root: Path, trust: bool) -> tuple[Engine, EvaluateS
     return warm_engine(spec.model, policy, context), spec, context
 
 
-def _deployed(url: str, model: str | None, key_variable: str | None) -> Engine:
+def _deployed(url: str, model: str | None, key_variable: str | None) -> ModelEngine:
     from components.inference.engines.remote import RemoteEngine, RemoteSpec
     from components.specs import validate
 
@@ -352,7 +352,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     at_url = options.policy.startswith(("http://", "https://"))
     if not at_url and (options.environment or options.model or options.key_variable):
         parser.error("--environment, --model and --key-variable require a URL; a run defines its own")
-    engine: Engine | None = None
+    engine: ModelEngine | None = None
     world: World | None = None
     try:
         from components.inference.protocol import Sampling

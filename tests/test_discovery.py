@@ -12,7 +12,7 @@ from components.deployment.targets.spec import TARGETS
 from components.inference.spec import ENGINES
 from components.rewards.llm.spec import JUDGE_MODELS
 from components.specs import Spec
-from components.specs.discovery import discover, union_of
+from components.specs.declared import discover, union_of
 from flows.experiment.config_loader import CONF
 
 BASE = """

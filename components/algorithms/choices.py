@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from components.algorithms.reward_models.spec import RewardTrainingSpec
 from components.algorithms.spec import AlgorithmSpec
-from components.specs.declared import choice_of
-from components.specs.discovery import discover
+from components.specs.declared import choice_of, discover
 
 ALGORITHMS = tuple(discover("components.algorithms", AlgorithmSpec, "spec").values())  # type: ignore[type-abstract]
 """Specs of all built-in algorithms that train a policy."""

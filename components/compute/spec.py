@@ -12,7 +12,7 @@ from components.compute.place import Place
 from components.compute.process.spec import ProcessPlace
 from components.compute.training_group import Strategy
 from components.specs import Spec
-from components.specs.discovery import discover, union_of
+from components.specs.declared import discover, union_of
 from components.specs.marks import FILES, PROGRAM
 
 __all__ = ["PLACES", "ComputeSpec", "Strategy"]

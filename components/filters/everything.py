@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from components.filters.protocol import ColumnFilter
-from components.filters.reason_names import UNSCORED
 from components.specs.registered import registered
+from components.trajectories.schema import UNSCORED
 
 if TYPE_CHECKING:
     from components.trajectories.columns import Array, EpisodeColumns

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from components.errors import Problem, SpecError
-from components.filters.reason_names import FAILED, UNSCORED
 from components.trajectories.reads import NOTHING, Reads
-from components.trajectories.schema import Selection, Trajectory
+from components.trajectories.schema import FAILED, UNSCORED, Selection, Trajectory
 
 if TYPE_CHECKING:
     from components.trajectories.columns import Array, EpisodeColumns

@@ -36,6 +36,7 @@ from components.inference.protocol import (
     ChatCompletion,
     ChatRequest,
     Engine,
+    ModelEngine,
     MonitoredEngine,
     gather_completions,
 )
@@ -83,7 +84,7 @@ class AppOptions:
     engine, and the model name may be `name:agent`, to distinguish several agents of one episode."""
 
 
-def create_app(engine: Engine, name: str, options: AppOptions) -> FastAPI:
+def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
     """Return the application that serves `engine` under the model name `name`."""
     decode, engines = options.decode, options.engines
     app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)

@@ -278,6 +278,10 @@ class Engine(Protocol):
         """Return the response to a request. Concurrent calls are batched. Raises EngineError and its subclasses."""
         ...
 
+
+class ModelEngine(Engine, Protocol):
+    """An engine with a model, as `EngineSpec.build` returns it."""
+
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load `version`: the trained weights in `folder` (`components.models.trained_weights`), or the base model if
         `folder` is None."""
@@ -286,10 +290,6 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release the engine's resources."""
         ...
-
-
-class ModelEngine(Engine, Protocol):
-    """An engine with a model, as `EngineSpec.build` returns it."""
 
     def release(self) -> None:
         """Free the memory that only generation needs; it is allocated again on use."""

@@ -29,7 +29,7 @@ from components.inference.access import AccessMiddleware, check_key, key_from_en
 from components.inference.app import AppOptions, create_app
 from components.inference.connection import BoundedConnection
 from components.inference.engines.remote import RemoteEngine, RemoteSpec
-from components.inference.protocol import Engine
+from components.inference.protocol import Engine, ModelEngine
 from components.inference.request_bodies import LONGEST_NAME
 from components.inference.token_texts import TokenDecoder
 
@@ -61,7 +61,9 @@ class ModelServer:
     Raises ResourceError if the key is missing or the port is in use, WaitTimeout if the server is not ready in time.
     """
 
-    def __init__(self, engine: Engine, name: str, app: AppOptions | None = None, listen: ListenOptions | None = None):
+    def __init__(
+        self, engine: ModelEngine, name: str, app: AppOptions | None = None, listen: ListenOptions | None = None
+    ):
         app, listen = app or AppOptions(), listen or ListenOptions()
         if app.engines is None:
             check_key(listen.host, listen.key)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from components.inference.engine_spec import EngineSpec
 from components.inference.engines.embedded import EmbeddedSpec
 from components.inference.vllm.launch import VLLM_PYTHON, flags, vllm_environment, vllm_on_cpu
-from components.specs.discovery import discover, union_of
+from components.specs.declared import discover, union_of
 
 __all__ = ["ENGINES", "VLLM_PYTHON", "EmbeddedSpec", "InferenceSpec", "flags", "vllm_environment", "vllm_on_cpu"]
 

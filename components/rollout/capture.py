@@ -78,9 +78,6 @@ class Capture:
     def policy(self) -> str:
         return self._engine.policy
 
-    def load_policy(self, version: str, folder: str | None) -> None:
-        raise EngineError("an agent does not choose the policy")
-
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         """Return the response to one request, as `chat_all`."""
         return (await self.chat_all([request]))[0]

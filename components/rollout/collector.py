@@ -41,7 +41,7 @@ from components.rollout.agent import AgentLoop, as_messages, as_step, ask
 from components.rollout.formats import Presentation
 from components.rollout.observations import cleaned
 from components.rollout.players.player import Player
-from components.rollout.players.role_solver import demonstrate_roles
+from components.rollout.players.roles import demonstrate_roles
 from components.rollout.pool import EnvironmentPool, close
 from components.rollout.request import EpisodeRequest
 from components.rollout.spec import EpisodeLimits, RolesSpec

@@ -193,12 +193,6 @@ class _ObservedEngine:
         self._live.record_response(self._name, request.messages, completion)
         return completion
 
-    def load_policy(self, version: str, folder: str | None) -> None:
-        self._engine.load_policy(version, folder)
-
-    def close(self) -> None:
-        self._engine.close()
-
 
 def environment_reward(trajectory: Trajectory) -> float | None:
     """Return the reward of the environment or the agent: the outcome's reward, else the sum of step rewards; None if

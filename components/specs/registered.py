@@ -28,8 +28,6 @@ def registered(name: str) -> Callable[[Component], Component]:
         setattr(component, _ATTRIBUTE, name)
         return component
 
-    """Return the registered name of a class or function; None without a name. Subclasses do not inherit it."""
-    """Return the registered name of a class or function; None without a name. Subclasses do not inherit it."""
     return register
 
 

@@ -178,6 +178,15 @@ class Score:
     failure: Failure | None = None
 
 
+KEPT = "kept"
+"""Reason of every selection that keeps its trajectory, and of no other."""
+FAILED = "failed"
+"""Reason of every selection that drops a failed episode. All built-in filters drop failed episodes."""
+UNSCORED = "unscored"
+"""Reason of every selection that drops a finished episode without a reward. All built-in filters
+drop such episodes."""
+
+
 @dataclass(slots=True, frozen=True)
 class Selection:
     """The filter's decision about one trajectory."""

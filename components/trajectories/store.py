@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from components.errors import ArtifactDamaged, SchemaMismatch
 from components.trajectories import decode, tables
-from components.trajectories.aligned import AlignedRows
 from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Selection, Trajectory
+from components.trajectories.tables import AlignedRows
 
 Row = TypeVar("Row")
 

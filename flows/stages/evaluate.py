@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
 
-from components.artifacts import Artifact, Draft
+from components.artifacts import MANIFEST, Artifact, Draft, stage_key
 from components.errors import Problem, SpecError
 from components.evaluation.spec import EvaluateSpec
 from components.inference.protocol import Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
+from components.json_text import read_json
 from components.models.spec import ModelSpec
+from components.redaction import mask
 from components.rewards.llm.spec import asks_policy
 from components.rewards.spec import JudgeSpec
 from components.rollout.request import episode_requests
@@ -28,6 +30,7 @@ from components.trajectories.truncation import LIMITS
 from flows.stages import judge
 from flows.stages.base import WHOLE, Context, Inputs, Request, Sharding, Stage, StagePart, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
+from flows.stages.finished import FinishedEpisodes
 from flows.stages.generate import TASKS, with_tasks
 from flows.stages.joining import (
     joined_figures,
@@ -38,7 +41,6 @@ from flows.stages.joining import (
     read_times,
     refuse_failures,
 )
-from flows.stages.played_before import adopt, played_before
 from flows.stages.until_decided import Played, play_until_decided
 
 log = logging.getLogger(__name__)
@@ -291,6 +293,46 @@ def count_rows(spec: EvaluateStage, inputs: Mapping[str, Artifact | None], conte
         environment = with_tasks(spec, present).environment
         scenarios = len(scenarios_of(environment, spec.evaluate.split, context))
     return scenarios * (1 if spec.actor == "solver" else spec.samples)
+
+
+def played_before(stage: Stage, spec: StageSpec, inputs: Inputs, context: Context) -> Artifact | None:
+    """Return a stored evaluation with the same version, spec, inputs and seed, except for its reward; None if the
+    folder has none. A reward does not change what a policy does, so its episodes are judged again in place of being
+    played again."""
+    digests = {name: artifact.digest for name, artifact in inputs.items()}
+    wanted = _without_reward(mask(spec.key_part()))
+    for artifact in context.store.manifests():
+        if artifact.stage != stage.name or artifact.inputs.keys() != inputs.keys():
+            continue
+        part = read_json(artifact.path / MANIFEST)["spec"]
+        if part is None:
+            continue  # an artifact that no spec describes
+        key = stage_key(stage.name, stage.version, part, digests, context.seed)
+        if _without_reward(part) == wanted and key == artifact.key:
+            return context.store.find(artifact.key)  # verifies the files
+    return None
+
+
+def _without_reward(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name != "reward"}
+
+
+def adopt(played: Artifact, ids: Collection[str], context: Context) -> None:
+    """Add the episodes with these ids, except failed ones, to the finished episodes of the stage."""
+    from components.trajectories.store import read_trajectories
+
+    assert context.scratch is not None
+    episodes = FinishedEpisodes(context.scratch)
+    missing = set(ids) - set(episodes.finished)
+    seconds = read_json(played.path / "times.json")
+    count = 0
+    for trajectory in read_trajectories(played.path / "trajectories.parquet"):
+        if trajectory.id in missing and trajectory.failure is None:
+            episodes.add(trajectory, seconds.get(trajectory.id, 0.0))
+            count += 1
+    episodes.flush()
+    if count:
+        log.info("judging %d stored episodes of evaluation %s: only the reward differs", count, played.key[:12])
 
 
 STAGE = Stage(

@@ -30,7 +30,7 @@ from components.trajectories.schema import SCHEMA_VERSION, Failure, Score, Traje
 from flows.stages.ahead_scores import read_ahead
 from flows.stages.anchors import AnchorSpec, drift_of, sample_anchors
 from flows.stages.base import WHOLE, Context, Inputs, Sharding, Stage, StagePart, StageSpec, base_model, with_progress
-from flows.stages.finished_rows import FinishedRows
+from flows.stages.finished import FinishedRows
 from flows.stages.joining import (
     FIGURES,
     agreement_of,

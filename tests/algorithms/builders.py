@@ -121,6 +121,29 @@ def train(
     return library.train(algorithm, request)
 
 
+def train_in(
+    folder: Path,
+    algorithm: AlgorithmSpec,
+    base_dir: Path,
+    trajectories: Sequence[Trajectory],
+    model: ModelSpec = MODEL,
+    **options: Any,
+) -> tuple[Path, dict[str, float], list[dict[str, float]]]:
+    """Train a policy in a folder, or resume the training there. Return the folder of the checkpoint, the metrics, and
+    those of each step; options: further fields of the request."""
+    out, scratch = folder / "out", folder / "scratch"
+    for path in (out, scratch):
+        path.mkdir(parents=True, exist_ok=True)
+    logs: list[dict[str, float]] = []
+    options = {"start": None, "reference": None, "seed": 3, "on_step": logs.append} | options
+    return out, train(algorithm, model, base_dir, trajectories, out=out, scratch=scratch, **options), logs
+
+
+def adapter_bytes(folder: Path) -> bytes:
+    """Return the adapter of a checkpoint."""
+    return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
 def train_reward_model(
     spec: RewardTrainingSpec, model: ModelSpec, base_dir: Path, judged: Sequence[JudgedCollection], **options: Any
 ) -> dict[str, float]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.algorithms.builders import MODEL, write_start
+from tests.algorithms.builders import MODEL, train_in, write_start
 
 if TYPE_CHECKING:
     from tests.algorithms.gradients import Bench
@@ -29,3 +29,14 @@ def bench(base_dir, tmp_path_factory) -> Bench:
     from tests.algorithms.gradients import Bench
 
     return Bench(base_dir, tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture
+def run(base_dir, start, tmp_path):
+    """Return a function train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
+    count = iter(range(100))
+
+    def call(spec, trajectories, *, begin: Path | None = start, **more):
+        return train_in(tmp_path / str(next(count)), spec, base_dir, trajectories, start=begin, **more)
+
+    return call

@@ -17,14 +17,13 @@ from components.errors import ArtifactError
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
 from tests.algorithms.builders import (
-    MODEL,
     VOCABULARY,
     batch,
     make_context,
     make_history,
     make_policy,
     make_trajectory,
-    train,
+    train_in,
 )
 from tests.algorithms.test_learning import PROMPT
 from tests.flows.test_online_rl import DATA
@@ -104,11 +103,7 @@ def test_a_cap_of_what_is_not_used_is_a_mistake(tmp_path):
 
 
 def run(base_dir, folder, spec, trajectories, **more):
-    out, scratch = folder / "out", folder / "scratch"
-    for path in (out, scratch):
-        path.mkdir(parents=True, exist_ok=True)
-    options = {"start": None, "reference": None, "seed": 3, "on_step": lambda _: None, "save_every": 0.0} | more
-    return out, train(spec, MODEL, base_dir, trajectories, out=out, scratch=scratch, **options)
+    return train_in(folder, spec, base_dir, trajectories, save_every=0.0, **more)[:2]
 
 
 def multipliers(out) -> dict[str, float]:

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from components.algorithms.distillation.spec import DistillSpec
-from components.algorithms.distillation.teacher import load_teacher
-from components.algorithms.distillation.trainer import reverse_kl, teacher_kl, train_distill
+from components.algorithms.distillation.trainer import load_teacher, reverse_kl, teacher_kl, train_distill
 from components.algorithms.policy import policy as policies
 from components.algorithms.policy.packing import TokenSequence, pack
 from components.errors import ArtifactError, ResourceError
@@ -24,6 +23,7 @@ from flows.stages.train import TrainStage
 from tests.algorithms.builders import (
     MODEL,
     VOCABULARY,
+    adapter_bytes,
     batch,
     demonstrations,
     make_context,
@@ -32,7 +32,7 @@ from tests.algorithms.builders import (
     make_trajectory,
     plain_model,
     relative_difference,
-    train,
+    train_in,
     trainable,
     write_start,
 )
@@ -159,13 +159,8 @@ def test_a_student_comes_to_say_what_its_teacher_says(base_dir, tmp_path):
 
 
 def run(base_dir, folder, algorithm, trajectories, **more):
-    out, scratch = folder / "out", folder / "scratch"
-    for path in (out, scratch):
-        path.mkdir(parents=True, exist_ok=True)
-    logs: list[dict[str, float]] = []
-    options = {"start": None, "reference": None, "seed": 3, "on_step": logs.append, "save_every": 0.0} | more
-    metrics = train(algorithm, MODEL, base_dir, trajectories, out=out, scratch=scratch, teacher_dir=base_dir, **options)
-    return (out / "adapter" / "adapter_model.safetensors").read_bytes(), metrics, logs
+    out, *measured = train_in(folder, algorithm, base_dir, trajectories, save_every=0.0, teacher_dir=base_dir, **more)
+    return adapter_bytes(out), *measured
 
 
 @pytest.mark.parametrize("which", ["same", "other"])

@@ -29,7 +29,7 @@ from tests.algorithms.builders import (
     plain_logprobs,
     plain_model,
     relative_difference,
-    train,
+    train_in,
     trainable,
     write_start,
 )
@@ -90,12 +90,7 @@ def test_at_most_so_many_trajectories_are_drawn_by_the_seed(base_dir, there):
 
 
 def run(base_dir, folder, spec, trajectories, **more):
-    out, scratch = folder / "out", folder / "scratch"
-    for path in (out, scratch):
-        path.mkdir(parents=True, exist_ok=True)
-    logs: list[dict[str, float]] = []
-    options = {"start": None, "reference": None, "seed": 3, "on_step": logs.append, "save_every": 0.0} | more
-    train(spec, MODEL, base_dir, trajectories, out=out, scratch=scratch, **options)
+    out, _, logs = train_in(folder, spec, base_dir, trajectories, save_every=0.0, **more)
     return out, logs
 
 

@@ -10,13 +10,11 @@ import pytest
 
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.errors import ArtifactError
-from tests.algorithms.builders import MODEL, VOCABULARY, batch, train
+from tests.algorithms.builders import MODEL, VOCABULARY, batch, train_in
 
 
 def run(base_dir: Path, folder: Path, trajectories, model=MODEL) -> dict[str, float]:
-    (folder / "out").mkdir()
-    options = {"start": None, "reference": None, "seed": 0, "on_step": lambda _: None}
-    return train(GRPOSpec(), model, base_dir, trajectories, out=folder / "out", scratch=folder / "scratch", **options)
+    return train_in(folder, GRPOSpec(), base_dir, trajectories, model, seed=0)[1]
 
 
 @pytest.mark.parametrize("token", [VOCABULARY, 10**6, -1])
@@ -45,17 +43,11 @@ def test_episodes_that_are_too_long_are_left_out_counted_and_named(base_dir, tmp
     metrics = run(base_dir, tmp_path, trajectories, replace_length(longest - 1))
     assert metrics["too_long"] == len(longer)
     assert f"model.max_length={longest - 1} tokens: {len(longer)} of 12: {', '.join(longer)}" in caplog.text
-    assert "too_long" not in run(base_dir, fresh(tmp_path), trajectories, replace_length(longest))
+    assert "too_long" not in run(base_dir, tmp_path / "again", trajectories, replace_length(longest))
 
 
 def replace_length(length: int):
     return MODEL.model_copy(update={"max_length": length})
-
-
-def fresh(folder: Path) -> Path:
-    subfolder = folder / "again"
-    subfolder.mkdir()
-    return subfolder
 
 
 @pytest.mark.parametrize("case", ["empty", "groups of one", "equal rewards"])

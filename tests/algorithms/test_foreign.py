@@ -17,7 +17,7 @@ from components.errors import ArtifactError
 from components.models.weights import load_tokenizer, tokenizer_digest
 from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import History, Message
-from tests.algorithms.builders import MODEL, demonstrations, train
+from tests.algorithms.builders import adapter_bytes, demonstrations, train_in
 
 ALIEN = 7_000_000
 """Token id outside any vocabulary in these tests."""
@@ -94,20 +94,14 @@ def test_no_turn_is_taught_twice(base_dir, chat):
 
 def test_training_never_sees_a_foreign_id(base_dir, tmp_path):
     """An id outside the model's vocabulary would end the training with an error."""
-    adapters = []
-    for name, trajectories in (("theirs", sampled(UNKNOWN)), ("written", demonstrations(4))):
-        out, scratch = tmp_path / name, tmp_path / f"{name}-scratch"
-        out.mkdir()
-        scratch.mkdir()
-        arguments = {"start": None, "reference": None, "scratch": scratch, "seed": 1, "on_step": lambda _: None}
-        train(SFTSpec(), MODEL, base_dir, trajectories, out=out, **arguments)
-        adapters.append((out / "adapter" / "adapter_model.safetensors").read_bytes())
-    assert adapters[0] == adapters[1]
+    theirs, written = (
+        adapter_bytes(train_in(tmp_path / name, SFTSpec(), base_dir, trajectories)[0])
+        for name, trajectories in (("theirs", sampled(UNKNOWN)), ("written", demonstrations(4)))
+    )
+    assert theirs == written
     pair = sampled(UNKNOWN, 2)
     pair[0].reward, pair[1].reward, pair[1].scenario = 0.0, 1.0, pair[0].scenario
-    out = tmp_path / "dpo"
-    out.mkdir()
-    metrics = train(DPOSpec(), MODEL, base_dir, pair, **{**arguments, "out": out, "scratch": tmp_path})
+    _, metrics, _ = train_in(tmp_path / "dpo", DPOSpec(), base_dir, pair)
     assert metrics["examples"] == 1
     with pytest.raises(ArtifactError, match="d0/0 was sampled from a model with another tokenizer"):
-        train(GRPOSpec(), MODEL, base_dir, sampled(UNKNOWN), out=tmp_path, **arguments)
+        train_in(tmp_path / "grpo", GRPOSpec(), base_dir, sampled(UNKNOWN))

@@ -14,7 +14,7 @@ from components.algorithms.policy_gradient.spec import DAPOSpec, GRPOSpec
 from components.algorithms.sft.spec import SFTSpec
 from components.errors import TrainingDiverged
 from components.trajectories.store import read_trajectories
-from tests.algorithms.builders import MODEL, batch, demonstrations, make_context, train
+from tests.algorithms.builders import MODEL, batch, demonstrations, make_context, train_in
 from tests.algorithms.test_checkpoint import DROPOUT, differing
 
 GRPO = GRPOSpec(learning_rate=1e-3, minibatches=3)
@@ -22,12 +22,8 @@ SFT = SFTSpec(learning_rate=1e-3, batch_size=2, schedule="constant")
 
 
 def run(base_dir: Path, spec, folder: Path, make=None, model=MODEL) -> tuple[Path, dict[str, float]]:
-    out, scratch = folder / "out", folder / "scratch"
-    out.mkdir(parents=True)
-    scratch.mkdir()
     trajectories = make() if make else batch() if isinstance(spec, GRPOSpec) else demonstrations()
-    arguments = {"start": None, "reference": None, "out": out, "scratch": scratch, "seed": 3}
-    return out, train(spec, model, base_dir, trajectories, on_step=lambda _: None, **arguments)  # type: ignore[arg-type]
+    return train_in(folder, spec, base_dir, trajectories, model)[:2]
 
 
 def strikes(out: Path) -> list[dict]:

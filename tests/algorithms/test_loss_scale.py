@@ -18,7 +18,7 @@ from components.algorithms.preference.spec import DPOSpec, KTOSpec
 from components.algorithms.sft.spec import SFTSpec
 from components.errors import TrainingDiverged
 from components.models.weights import load_model
-from tests.algorithms.builders import MODEL, batch, demonstrations, train
+from tests.algorithms.builders import MODEL, batch, demonstrations, train_in
 
 HALF = MODEL.model_copy(update={"dtype": "float16"})
 ALGORITHMS = {
@@ -37,12 +37,8 @@ def run(base_dir, tmp_path):
     counted = iter(range(100))
 
     def call(spec, trajectories, model=HALF, begin=None):
-        out, scratch = (tmp_path / f"{name}{next(counted)}" for name in ("out", "scratch"))
-        out.mkdir()
-        scratch.mkdir()
-        logs: list[dict[str, float]] = []
-        arguments = {"start": begin, "reference": begin, "out": out, "scratch": scratch, "seed": 5}
-        train(spec, model, base_dir, trajectories, on_step=logs.append, **arguments)
+        options = {"start": begin, "reference": begin, "seed": 5}
+        out, _, logs = train_in(tmp_path / str(next(counted)), spec, base_dir, trajectories, model, **options)
         return out, logs
 
     return call

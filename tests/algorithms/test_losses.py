@@ -28,42 +28,23 @@ def columns(rows) -> list[torch.Tensor]:
 
 @settings(deadline=None)
 @given(TOKENS)
-def test_the_clipped_loss_written_out(rows):
-    logprob_S, old_S, advantage_S = columns(rows)
-    expected = []
-    for logprob, old, advantage in rows:
-        r = math.exp(logprob - old)
-        inside = min(max(r, 1 - LOW), 1 + HIGH)
-        expected.append(-min(r * advantage, inside * advantage))
-    ratio_S = ratio(logprob_S, old_S)
-    loss_S = losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH)
-    assert loss_S.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-
-
-@settings(deadline=None)
-@given(TOKENS)
-def test_clipped_is_where_the_gradient_is_gone(rows):
+def test_the_clipped_loss_and_its_gradient_written_out(rows):
     logprob_S, old_S, advantage_S = columns(rows)
     logprob_S.requires_grad_()
     ratio_S = ratio(logprob_S, old_S)
-    losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH).sum().backward()
+    loss_S = losses.clipped_policy_loss(ratio_S, advantage_S, LOW, HIGH)
+    loss_S.sum().backward()
     reported = losses.clipped(ratio_S, advantage_S, LOW, HIGH)
     for index, (logprob, old, advantage) in enumerate(rows):
         r = math.exp(logprob - old)
+        inside = min(max(r, 1 - LOW), 1 + HIGH)
+        assert loss_S[index].item() == pytest.approx(-min(r * advantage, inside * advantage), rel=1e-4, abs=1e-5)
         if min(abs(r - (1 - LOW)), abs(r - (1 + HIGH))) < 1e-4 or abs(advantage) < 1e-3:
             continue
         gone = (r > 1 + HIGH and advantage > 0) or (r < 1 - LOW and advantage < 0)
         assert bool(reported[index]) == gone
         expected = 0.0 if gone else -r * advantage
         assert logprob_S.grad[index].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-
-
-def test_the_clip_is_asymmetric():
-    ratio_S = torch.tensor([1.25, 1.35, 0.75, 0.85])
-    up = losses.clipped_policy_loss(ratio_S, torch.ones(4), LOW, HIGH)
-    down = losses.clipped_policy_loss(ratio_S, -torch.ones(4), LOW, HIGH)
-    assert up.tolist() == pytest.approx([-1.25, -1.3, -0.75, -0.85])
-    assert down.tolist() == pytest.approx([1.25, 1.35, 0.8, 0.85])
 
 
 @settings(deadline=None)
@@ -100,36 +81,6 @@ def test_k3_written_out_and_never_negative(logprob, reference):
     r = math.exp(reference - logprob)
     assert value == pytest.approx(r - math.log(r) - 1, rel=1e-4, abs=1e-5)
     assert value > -1e-6  # rounding where the two are equal
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_mean_of_k3_over_samples_is_the_exact_kl(seed):
-    generator = torch.Generator().manual_seed(seed)
-    policy, reference = torch.randn(2, 20, generator=generator).mul(0.7).log_softmax(-1)
-    exact = (policy.exp() * (policy - reference)).sum().item()
-    drawn = torch.multinomial(policy.exp(), 400_000, replacement=True, generator=generator)
-    samples = losses.kl(policy[drawn], reference[drawn], "k3")
-    error = samples.std().item() / len(samples) ** 0.5
-    assert abs(samples.mean().item() - exact) < 5 * error
-    assert error < 0.01 * exact
-
-
-def test_the_mean_gradient_of_the_ratio_is_the_policy_gradient():
-    """On policy, E[A ∇r] = E[A ∇log pi], which equals a finite difference of the expected advantage."""
-    logits_V = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
-    advantage_V = torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)
-    logps_V = logits_V.log_softmax(-1)
-    loss_V = losses.clipped_policy_loss(ratio(logps_V, logps_V.detach()), advantage_V, LOW, HIGH)
-    (loss_V * logps_V.detach().exp()).sum().backward()
-
-    def expected(logits) -> float:
-        return float((logits.softmax(-1) * advantage_V).sum())
-
-    for index in range(3):
-        step = torch.zeros(3, dtype=torch.float64)
-        step[index] = 1e-6
-        slope = (expected(logits_V.detach() + step) - expected(logits_V.detach() - step)) / 2e-6
-        assert logits_V.grad[index].item() == pytest.approx(-slope, rel=1e-6)
 
 
 # --- variants of GRPO -------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""GRPO compared with a straightforward implementation (plain PEFT model, one sequence after another, AdamW), and with
-TRL's loss."""
+"""GRPO compared with TRL's loss, and its trainings with files. `test_gradient_matrix` compares losses and gradients of
+all settings with the formulas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from components.algorithms.policy_gradient.spec import (
     DrGRPOSpec,
@@ -24,10 +23,9 @@ from components.errors import ArtifactError, TrainingDiverged
 from components.inference.transformers.sampling import truncate
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
-from tests.algorithms import papers
 from tests.algorithms.builders import (
-    MODEL,
     TEMPERATURE,
+    adapter_bytes,
     batch,
     make_context,
     make_history,
@@ -36,9 +34,8 @@ from tests.algorithms.builders import (
     plain_logprobs,
     plain_model,
     relative_difference,
-    train,
+    train_in,
     trainable,
-    write_start,
 )
 from tests.trajectories.builders import FAILURE
 
@@ -53,92 +50,11 @@ SPEC = GRPOSpec(
 )
 
 
-@pytest.fixture
-def run(base_dir, start, tmp_path):
-    """Return a function train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
-    count = iter(range(100))
-
-    def call(spec: GRPOSpec, trajectories: list[Trajectory], *, begin: Path = start, on_step=None, **more):
-        out, scratch = tmp_path / f"out{(number := next(count))}", tmp_path / f"scratch{number}"
-        out.mkdir()
-        scratch.mkdir()
-        logs: list[dict[str, float]] = []
-        metrics = train(
-            spec,
-            MODEL,
-            base_dir,
-            trajectories,
-            start=begin,
-            out=out,
-            scratch=scratch,
-            seed=3,
-            on_step=on_step or logs.append,
-            **{"reference": None, **more},
-        )
-        return out, metrics, logs
-
-    call.folder = tmp_path
-    return call
-
-
 def adapter(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "adapter" / "adapter_model.safetensors")
 
 
-def written_out(spec: GRPOSpec, groups: list[list[Trajectory]], model, reference) -> torch.Tensor:
-    """Return the loss as in the papers (`papers`), on one sequence after another."""
-    episodes, columns = [], []
-    for trajectory in (trajectory for group in groups for trajectory in group):
-        spans = [(position, message.span) for position, h in enumerate(trajectory.histories) for message in h.messages]
-        sampled = [
-            (position, end - start) for position, (start, end) in ((p, span) for p, span in spans if span is not None)
-        ]
-        turn = [number for number, (_, length) in enumerate(sampled) for _ in range(length)]
-        history_of = [position for position, length in sampled for _ in range(length)]
-        cut_off = any(message.finish_reason == "length" for h in trajectory.histories for message in h.messages)
-        episodes.append(
-            papers.Episode(trajectory.group, trajectory.reward, trajectory.step_rewards, [], turn, history_of, cut_off)
-        )
-        parts = []
-        for h in trajectory.histories:
-            with torch.no_grad():
-                reference_T = plain_logprobs(reference, h.token_ids, trajectory.sampling["temperature"])
-            now_T = plain_logprobs(model, h.token_ids, trajectory.sampling["temperature"])
-            targets = [index for index, is_sampled in enumerate(h.sampled_mask()) if is_sampled]
-            predicting = [index - 1 for index in targets]
-            sampler_S = torch.tensor([h.logprobs[index] for index in targets])
-            # The policy before the first step is the current one.
-            parts.append((now_T[predicting], now_T[predicting].detach(), sampler_S, reference_T[predicting]))
-        joined = [torch.cat(column_parts) for column_parts in zip(*parts, strict=True)]
-        columns.append(papers.Columns(*joined, entropy=torch.zeros(())))
-    return papers.policy_gradient(spec, episodes, columns)
-
-
-def reference_step(spec: GRPOSpec, base_dir: Path, groups, reference=None):
-    """Return (loss, gradient norm, tensors of the adapter after one step)."""
-    policy = make_policy(base_dir)
-    model = plain_model(base_dir, policy)
-    if reference is None:
-        reference = AutoModelForCausalLM.from_pretrained(base_dir, attn_implementation="sdpa")
-    loss = written_out(spec, groups, model, reference)
-    loss.backward()
-    parameters = list(trainable(model).values())
-    norm = torch.nn.utils.clip_grad_norm_(parameters, spec.max_grad_norm)
-    betas = (spec.beta1, spec.beta2)
-    torch.optim.AdamW(parameters, lr=spec.learning_rate, betas=betas, weight_decay=spec.weight_decay).step()
-    from peft import get_peft_model_state_dict
-
-    return loss.item(), norm.item(), get_peft_model_state_dict(model)
-
-
-def by_group(trajectories: list[Trajectory]) -> list[list[Trajectory]]:
-    names = list(dict.fromkeys(trajectory.group for trajectory in trajectories))
-    return [[trajectory for trajectory in trajectories if trajectory.group == name] for name in names]
-
-
 VARIANTS = {
-    # `test_gradient_matrix` compares losses and gradients of all settings; these tests are about AdamW's step.
-    "grpo": SPEC,
     "reinforce_pp": ReinforcePPSpec(learning_rate=1e-3, weight_decay=0.01, pack_tokens=64),
     "turns": SPEC.model_copy(update={"credit": "turns", "discount": 0.9}),
     "truncated by token": SPEC.model_copy(update={"correction": "truncate", "correction_limit": 1.3}),
@@ -152,34 +68,6 @@ def varied() -> list[Trajectory]:
         trajectory.step_rewards = [0.1 * index, 0.5 - 0.07 * index]
     trajectories[4].histories[0].messages[-1].finish_reason = "length"
     return trajectories
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_one_step_is_the_papers(run, base_dir, start, name):
-    spec = VARIANTS[name]
-    out, _, (log,) = run(spec, varied())
-    loss, norm, expected = reference_step(spec, base_dir, by_group(varied()))
-    assert log["loss"] == pytest.approx(loss, abs=1e-5)
-    assert log["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    if not spec.token_weights:
-        assert 0.05 < log["clip_fraction"] < 0.95  # the test covers both branches of the clip
-    before, after = adapter(start), adapter(out)
-    moved = {name: after[name] - before[name] for name in after}
-    assert relative_difference(moved, {name: expected[name] - before[name] for name in after}) <= 1e-3
-    assert relative_difference(after, expected) <= 5e-6
-
-
-def test_kl_to_the_checkpoint_from_which_the_rounds_began(run, base_dir, tmp_path):
-    other = write_start(base_dir, tmp_path / "reference", seed=7)
-    spec = SPEC.model_copy(update={"kl_coefficient": 0.5})
-    out, _, (log,) = run(spec, batch(), reference=other)
-    frozen = plain_model(base_dir, make_policy(base_dir, seed=7))
-    loss, norm, expected = reference_step(spec, base_dir, by_group(batch()), frozen)
-    assert log["loss"] == pytest.approx(loss, abs=1e-5)
-    assert log["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    assert relative_difference(adapter(out), expected) <= 1e-6
-    from_base = run(spec, batch())[2][0]
-    assert abs(from_base["kl"] - log["kl"]) > 1e-3
 
 
 def test_the_kl_to_itself_is_zero_and_to_the_base_is_not(run, start):
@@ -347,35 +235,6 @@ def test_what_the_policy_did_not_sample_is_in_no_loss(run):
         assert adapter_bytes(run(SPEC, other)[0]) == adapter_bytes(first)
 
 
-def test_several_histories_of_one_episode_share_its_advantage(run, base_dir):
-    def made() -> list[Trajectory]:
-        trajectories = batch(groups=2)
-        extra = batch(seed=9, groups=2)
-        for trajectory, other in zip(trajectories[::2], extra, strict=False):
-            trajectory.histories += other.histories
-        return trajectories
-
-    for normalization in ("tokens", "sequences"):
-        spec = SPEC.model_copy(update={"normalization": normalization})
-        out, _, (log,) = run(spec, made())
-        loss, _, expected = reference_step(spec, base_dir, by_group(made()))
-        assert log["loss"] == pytest.approx(loss, abs=1e-5)
-        assert relative_difference(adapter(out), expected) <= 1e-6
-
-
-def test_episodes_of_several_temperatures_are_each_computed_at_their_own(run, base_dir):
-    def made() -> list[Trajectory]:
-        trajectories = batch()
-        for index, trajectory in enumerate(trajectories):
-            trajectory.sampling = {"temperature": (0.5, 1.0, 1.5)[index % 3], "top_p": 1.0, "top_k": 0}
-        return trajectories
-
-    out, _, (log,) = run(SPEC, made())
-    loss, _, expected = reference_step(SPEC, base_dir, by_group(made()))
-    assert log["loss"] == pytest.approx(loss, abs=1e-5)
-    assert relative_difference(adapter(out), expected) <= 1e-6
-
-
 def test_greedy_episodes_are_refused(run):
     trajectories = batch()
     trajectories[4].sampling = {"temperature": 0.0}
@@ -424,22 +283,17 @@ def test_turns_need_a_step_reward_each(run):
 def test_what_was_measured_before_the_first_step_survives_a_kill(base_dir, start, tmp_path, name):
     spec = VARIANTS[name].model_copy(update={"epochs": 3})
 
-    def train_in(folder: str, stop_at: int | None = None) -> bytes:
-        out, scratch = tmp_path / folder / "out", tmp_path / folder / "scratch"
-        for path in (out, scratch):
-            path.mkdir(parents=True, exist_ok=True)
-
+    def trained(folder: str, stop_at: int | None = None) -> bytes:
         def on_step(metrics: dict[str, float]) -> None:
             if metrics["step"] == stop_at:
                 raise KeyboardInterrupt
 
-        options = {"start": start, "reference": None, "seed": 3, "save_every": 0.0}
-        train(spec, MODEL, base_dir, varied(), out=out, scratch=scratch, on_step=on_step, **options)
-        return adapter_bytes(out)
+        options = {"start": start, "save_every": 0.0, "on_step": on_step}
+        return adapter_bytes(train_in(tmp_path / folder, spec, base_dir, varied(), **options)[0])
 
     with pytest.raises(KeyboardInterrupt):
-        train_in("stopped", stop_at=2)
-    assert train_in("stopped") == train_in("whole")
+        trained("stopped", stop_at=2)
+    assert trained("stopped") == trained("whole")
 
 
 def test_failed_and_unscored_episodes_take_no_part(run):
@@ -456,10 +310,6 @@ def test_failed_and_unscored_episodes_take_no_part(run):
         trajectory.id = f"{trajectory.group}/{trajectory.sample}"
     spec = SPEC.model_copy(update={"scale": "group"})  # a group of one counts in the standard deviation of the batch
     assert adapter_bytes(run(spec, [*several, *odd])[0]) == adapter_bytes(run(spec, alone)[0])
-
-
-def adapter_bytes(folder: Path) -> bytes:
-    return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
 
 
 def test_without_spread_everything_stays_as_it_is_byte_for_byte(run):
@@ -553,33 +403,22 @@ def test_the_second_step_on_a_batch_is_off_policy(run):
     assert logs[2]["kl_sampler"] > logs[1]["kl_sampler"] * 1.01
 
 
-def diverged(run, number: int) -> dict:
-    out = run.folder / f"out{number}"
-    assert not (out / "adapter").exists()
-    assert sorted(path.name for path in out.iterdir()) == []
-    return json.loads((run.folder / f"scratch{number}" / "diverged.json").read_text())
+def diverged(folder: Path) -> dict:
+    """Return the record of the first training in a folder, which wrote no checkpoint."""
+    assert list((folder / "0" / "out").iterdir()) == []
+    return json.loads((folder / "0" / "scratch" / "diverged.json").read_text())
 
 
-def test_a_kl_blow_up_stops_before_a_checkpoint_is_written(run):
+def test_a_kl_blow_up_stops_before_a_checkpoint_is_written(run, tmp_path):
     with pytest.raises(TrainingDiverged, match=r"gradient step 1: .*kl_sampler.*max_kl allows 1e-09"):
         run(SPEC.model_copy(update={"max_kl": 1e-9}), batch())
-    record = diverged(run, 0)
+    record = diverged(tmp_path)
     assert record["step"] == 1
     assert record["kl_sampler"] > 1e-9
     assert sorted(record["trajectories"]) == sorted(trajectory.id for trajectory in batch())
 
 
-def test_a_poisoned_parameter_stops_before_a_checkpoint_is_written(run, base_dir, tmp_path):
-    begin = write_start(base_dir, tmp_path / "poisoned")
-    tensors = adapter(begin)
-    next(iter(tensors.values()))[0, 0] = math.nan
-    save_file(tensors, begin / "adapter" / "adapter_model.safetensors")
-    with pytest.raises(TrainingDiverged, match="loss nan"):
-        run(SPEC, batch(), begin=begin)
-    assert diverged(run, 0)["loss"] == "nan"
-
-
-def test_weights_that_are_no_numbers_after_the_last_step_are_not_written(run):
+def test_weights_that_are_no_numbers_after_the_last_step_are_not_written(run, tmp_path):
     warm: dict = {}
 
     def spoil(_) -> None:
@@ -588,7 +427,7 @@ def test_weights_that_are_no_numbers_after_the_last_step_are_not_written(run):
 
     with pytest.raises(TrainingDiverged, match="not_finite 1"):
         run(SPEC, batch(), warm=warm, on_step=spoil)
-    assert diverged(run, 0)["not_finite"] == 1
+    assert diverged(tmp_path)["not_finite"] == 1
 
 
 def test_a_warm_policy_is_clean_after_a_failure(run, monkeypatch):

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from components.algorithms.loop.adamw import AdamW
 from components.algorithms.policy import logits, packing, reference_logprobs
-from components.algorithms.policy_gradient import losses, training_data
+from components.algorithms.policy_gradient import training_data
 from components.algorithms.policy_gradient.returns import token_rewards
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.ppo.critic import ADAPTER, ReturnStatistics, ValueCritic
@@ -29,14 +29,12 @@ from components.errors import ArtifactError, TrainingDiverged
 from components.models.distribution import Cut
 from components.trajectories.schema import Trajectory
 from tests.algorithms.builders import (
-    MODEL,
     batch,
     make_context,
     make_history,
     make_policy,
     plain_model,
     relative_difference,
-    train,
     write_start,
 )
 
@@ -72,54 +70,6 @@ def test_advantages_are_sums_over_deltas(rows, discount, lambda_):
     rewards, values = [row[0] for row in rows], [row[1] for row in rows]
     expected = sum_of_deltas(rewards, values, discount, lambda_)
     assert gae(rewards, values, discount, lambda_) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_advantages_by_hand():
-    assert gae([1.0], [0.25], 1.0, 0.95) == [0.75]
-    assert gae([], [], 1.0, 0.95) == []
-    rewards, values = [0.0, 0.5, 0.0, 1.0], [0.1, 0.2, 0.3, 0.4]
-    assert gae(rewards, values, 1.0, 1.0) == pytest.approx([1.4, 1.3, 0.7, 0.6])  # future rewards minus the value
-    assert gae(rewards, values, 1.0, 0.0) == pytest.approx([0.1, 0.6, 0.1, 0.6])  # one step and the next value
-    assert gae(rewards, values, 0.5, 0.5) == pytest.approx(
-        [0.0 + 0.25 * (0.45 + 0.25 * (-0.1 + 0.25 * 0.6)), 0.45 + 0.25 * (-0.1 + 0.25 * 0.6), -0.1 + 0.25 * 0.6, 0.6]
-    )
-
-
-def discounts(length: int, factor: float) -> torch.Tensor:
-    """Return the (A, A) matrix of factor^(l - t) where l >= t, else 0."""
-    apart = torch.arange(length)[None] - torch.arange(length)[:, None]
-    return torch.where(apart >= 0, torch.tensor(factor, dtype=torch.float64) ** apart.clamp(min=0), 0.0)
-
-
-def test_policy_and_critic_have_a_lambda_each(base_dir, tmp_path):
-    """Decoupled GAE as a matrix product: A = (γλ)^(l - t) · δ with the policy's λ, R = A + V with the critic's."""
-    lambdas = (0.9, 0.7)
-    spec = SPEC.model_copy(
-        update={"gae_lambda": lambdas[0], "value_gae_lambda": lambdas[1], "discount": 0.97, "whiten": False}
-    )
-    trajectories = batch()
-    policy = make_policy(base_dir)
-    critic = make_critic(policy, spec)
-    actions, _ = prepare(
-        spec,
-        make_context(
-            policy, torch.optim.SGD(critic.parameters.values()), trajectories, critic=critic, scratch=tmp_path
-        ),
-    )
-    mean, deviation = critic.statistics.mean, critic.statistics.deviation
-    assert abs(mean) > 0.1
-    assert deviation != 1.0
-    for trajectory in trajectories:
-        kl_A = torch.tensor(actions.before.kl(trajectory, spec.kl_estimator), dtype=torch.float64)
-        reward_A = -spec.kl_coefficient * kl_A
-        reward_A[-1] += trajectory.reward
-        value_A = mean + deviation * torch.tensor(actions.before.whole("values", trajectory), dtype=torch.float64)
-        delta_A = reward_A + spec.discount * torch.cat([value_A[1:], torch.zeros(1)]) - value_A
-        advantage_A, other_A = (discounts(len(delta_A), spec.discount * lambda_) @ delta_A for lambda_ in lambdas)
-        assert actions.advantages[trajectory.id] == pytest.approx(advantage_A.tolist(), abs=1e-9)
-        number = actions.first[trajectory.id]
-        returned_A = mean + deviation * actions.return_A[number : number + len(delta_A)].double()
-        assert returned_A.tolist() == pytest.approx((other_A + value_A).tolist(), abs=1e-6)
 
 
 @settings(deadline=None)
@@ -182,24 +132,6 @@ def test_the_coefficient_follows_the_kl():
         assert adapted(0.2, kl=kl, target=0.1) == 0.2
     for kl in (0.0, 9.0, math.nan):
         assert adapted(0.2, kl=kl, target=None) == 0.2
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=1, max_size=12), st.none() | st.floats(0.01, 2))
-def test_the_value_loss_written_out(rows, clip):
-    value_S, before_S, return_S = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
-    value_S.requires_grad_()
-    loss_S = losses.clipped_value_loss(value_S, before_S, return_S, clip)
-    loss_S.sum().backward()
-    reported = losses.value_clipped(value_S, before_S, return_S, clip)
-    for index, (value, old, goal) in enumerate(rows):
-        near = value if clip is None else min(max(value, old - clip), old + clip)
-        expected = 0.5 * max((value - goal) ** 2, (near - goal) ** 2)
-        assert loss_S[index].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
-        if abs((value - goal) ** 2 - (near - goal) ** 2) > 1e-6 or near == value:
-            gone = (near - goal) ** 2 > (value - goal) ** 2
-            assert bool(reported[index]) == gone
-            assert value_S.grad[index].item() == pytest.approx(0.0 if gone else value - goal, abs=1e-9)
 
 
 # --- loss and gradient ----------------------------------------------------------------------------------------------
@@ -318,23 +250,6 @@ def test_gradients_of_policy_and_critic_are_scaled_down_each(base_dir, tmp_path,
 
 
 # --- whole trainings ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(base_dir, start, tmp_path):
-    """Return a function train(spec, trajectories, ...) -> (folder of the new checkpoint, metrics, logs by step)."""
-    count = iter(range(100))
-
-    def call(spec, trajectories: list[Trajectory], *, begin: Path | None = start, **more):
-        out, scratch = tmp_path / f"out{(number := next(count))}", tmp_path / f"scratch{number}"
-        out.mkdir()
-        scratch.mkdir()
-        logs: list[dict[str, float]] = []
-        options = {"start": begin, "reference": None, "seed": 3, "on_step": logs.append} | more
-        metrics = train(spec, MODEL, base_dir, trajectories, out=out, scratch=scratch, **options)
-        return out, metrics, logs
-
-    return call
 
 
 def statistics(folder: Path) -> ReturnStatistics:
@@ -631,15 +546,6 @@ def test_a_guard_that_warns_changes_nothing_and_one_that_skips_leaves_all_as_it_
     assert not load_file(out / "critic" / "critic.safetensors")["critic.weight"].any()
     name = "adapter/adapter_model.safetensors"
     assert (out / name).read_bytes() == (start / name).read_bytes()
-
-
-def test_the_critic_has_a_learning_rate_of_its_own(run, start):
-    out, _, _ = run(SPEC.model_copy(update={"learning_rate": 1e-30, "value_learning_rate_ratio": 1e28}), batch())
-    name = "adapter/adapter_model.safetensors"
-    assert (out / name).read_bytes() == (start / name).read_bytes()
-    weight = load_file(out / "critic" / "critic.safetensors")["critic.weight"]
-    # AdamW: about the learning rate per step, for two steps.
-    assert float(weight.abs().max()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_single_token_is_a_whole_episode(run):

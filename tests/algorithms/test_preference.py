@@ -19,11 +19,11 @@ from components.algorithms.preference.spec import DPOSpec, IPOSpec, KTOSpec, ORP
 from components.algorithms.preference.trainer import Example
 from components.trajectories.schema import Trajectory
 from tests.algorithms.builders import (
-    MODEL,
+    adapter_bytes,
     batch,
     make_context,
     make_policy,
-    train,
+    train_in,
 )
 
 COMMON = {"learning_rate": 1e-3, "pack_tokens": 64, "batch_size": 64, "max_grad_norm": 1e9}
@@ -46,21 +46,6 @@ def sigma(value: float) -> float:
     return 1 / (1 + math.exp(-value))
 
 
-@settings(deadline=None)
-@given(ROWS, st.floats(0.01, 2.0), st.floats(0, 0.4))
-def test_dpo_and_ipo_written_out(rows, beta, smoothing):
-    chosen, rejected, chosen_ref, rejected_ref, more, less = columns(rows)
-    actual = losses.dpo(chosen, rejected, chosen_ref, rejected_ref, beta, smoothing)
-    for value, (c, r, cr, rr, _, _) in zip(actual.tolist(), rows, strict=True):
-        h = (c - cr) - (r - rr)
-        if abs(beta * h) < 30:
-            expected = -(1 - smoothing) * math.log(sigma(beta * h)) - smoothing * math.log(sigma(-beta * h))
-            assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
-    actual = losses.ipo(chosen, rejected, chosen_ref, rejected_ref, more, less, beta)
-    for value, (c, r, cr, rr, m, n) in zip(actual.tolist(), rows, strict=True):
-        assert value == pytest.approx(((c - cr) / m - (r - rr) / n - 1 / (2 * beta)) ** 2, rel=1e-9)
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:You are importing from 'trl.experimental'")
 @settings(deadline=None)
 @given(ROWS, st.floats(0.01, 2.0))
@@ -80,17 +65,6 @@ def test_the_odds_are_exact_where_a_probability_is_next_to_one():
     odds = math.log(math.exp(-1e-6) / -math.expm1(-1e-6)) - math.log(math.exp(-2.0) / -math.expm1(-2.0))
     assert actual == pytest.approx(-math.log(sigma(odds)), rel=1e-3)
     assert math.isfinite(losses.orpo(torch.zeros(1), far, torch.ones(1), torch.ones(1), 1.0).item())
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(SUM, SUM, st.booleans()), min_size=1, max_size=6), st.floats(-5, 5), st.floats(0.01, 1.0))
-def test_kto_written_out(rows, kl, beta):
-    logprob, reference, _ = columns(rows)
-    good = torch.tensor([row[2] for row in rows])
-    actual = losses.kto(logprob, reference, good, torch.tensor(kl, dtype=torch.float64), beta)
-    for value, (own, ref, is_good) in zip(actual.tolist(), rows, strict=True):
-        ratio, z = own - ref, max(kl, 0.0)
-        assert value == pytest.approx(1 - sigma(beta * (ratio - z if is_good else z - ratio)), rel=1e-6, abs=1e-12)
 
 
 # --- on trajectories ------------------------------------------------------------------------------------------------
@@ -129,13 +103,8 @@ def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, tmp_p
 
 
 def run(base_dir, folder, spec, trajectories, **more):
-    out, scratch = folder / "out", folder / "scratch"
-    for path in (out, scratch):
-        path.mkdir(parents=True, exist_ok=True)
-    logs: list[dict[str, float]] = []
-    options = {"start": None, "reference": None, "seed": 3, "on_step": logs.append, "save_every": 0.0} | more
-    metrics = train(spec, MODEL, base_dir, trajectories, out=out, scratch=scratch, **options)
-    return (out / "adapter" / "adapter_model.safetensors").read_bytes(), metrics, logs
+    out, *measured = train_in(folder, spec, base_dir, trajectories, save_every=0.0, **more)
+    return adapter_bytes(out), *measured
 
 
 @pytest.mark.parametrize("name", SPECS)

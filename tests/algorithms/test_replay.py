@@ -9,10 +9,9 @@ import pytest
 from components.algorithms.continual.replay import mixed
 from components.algorithms.continual.spec import ReplaySpec
 from components.algorithms.policy_gradient.spec import GRPOSpec
-from components.trajectories.groups import by_scenario
+from components.trajectories.groups import by_scenario, separate
 from components.trajectories.schema import Trajectory
-from tests.algorithms.builders import MODEL, batch, train
-from tests.algorithms.test_policy_gradient import by_group, reference_step
+from tests.algorithms.builders import batch, train_in
 from tests.trajectories.builders import FAILURE
 
 
@@ -103,12 +102,12 @@ def test_the_gradient_is_that_of_groups_by_themselves_with_their_own_log_probabi
     spec = GRPOSpec(learning_rate=1e-3, pack_tokens=64, kl_coefficient=0.05)
     actual, _ = draw(ReplaySpec(share=0.5), of("c", groups=2), [of("b", 1, groups=2)])
     assert len(actual) == 12
-    out, scratch = tmp_path / "out", tmp_path / "scratch"
-    out.mkdir()
-    scratch.mkdir()
-    logs: list[dict[str, float]] = []
-    arguments = {"start": start, "reference": None, "out": out, "scratch": scratch, "seed": 3, "on_step": logs.append}
-    train(spec, MODEL, base_dir, actual, **arguments)
-    loss, norm, _ = reference_step(spec, base_dir, by_group(actual))
-    assert logs[0]["loss"] == pytest.approx(loss, abs=1e-5)
-    assert logs[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    apart = [
+        separate(trajectory, f"-{trajectory.policy}") for trajectory in (*of("c", groups=2), *of("b", 1, groups=2))
+    ]
+    (log,), (expected,) = (
+        train_in(tmp_path / name, spec, base_dir, trajectories, start=start)[2]
+        for name, trajectories in (("mixed", actual), ("apart", apart))
+    )
+    assert log["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+    assert log["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -42,7 +41,7 @@ from tests.algorithms.builders import (
     train_reward_model,
     trainable,
 )
-from tests.algorithms.test_checkpoint import DROPOUT, differing
+from tests.algorithms.test_checkpoint import DROPOUT
 from tests.trajectories.builders import FAILURE
 
 COMMON = {"learning_rate": 5e-3, "pack_tokens": 64, "batch_size": 64, "max_grad_norm": 1e9, "held_out": 0.0}
@@ -74,15 +73,6 @@ def make(base_dir: Path, heads=("overall",), seed: int = 0) -> RewardModel:
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(NUMBER, NUMBER, st.floats(0, 3)), min_size=1, max_size=5), st.floats(0, 1))
-def test_bradley_terry_written_out(rows, centering):
-    chosen, rejected, margin = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
-    actual = reward_losses.bradley_terry(chosen, rejected, margin, centering)
-    for value, (c, r, m) in zip(actual.tolist(), rows, strict=True):
-        assert value == pytest.approx(math.log1p(math.exp(-(c - r - m))) + centering * (c + r) ** 2, rel=1e-9)
 
 
 def test_a_label_that_is_missing_counts_for_nothing():
@@ -330,35 +320,6 @@ def test_it_keeps_the_mean_and_spread_of_its_scores(base_dir, tmp_path, chat):
     score_R = model.scores([episode(chat, trajectory, turns=False) for trajectory in trajectories], 1024)[:, 0]
     assert card.heads["overall"].mean == pytest.approx(score_R.mean().item(), abs=1e-5)
     assert card.heads["overall"].std == pytest.approx(score_R.var(correction=0).sqrt().item(), abs=1e-5)
-
-
-def test_a_killed_training_goes_on_to_the_same_bytes(base_dir, tmp_path, start):
-    """With dropout, whose random state is part of the saved state."""
-    spec = ProcessRewardModelSpec(**{**LEARNING, "epochs": 3})
-
-    def stop(metrics: dict[str, float]) -> None:
-        if metrics["step"] == 4:
-            raise KeyboardInterrupt
-
-    options = {"model": DROPOUT, "start": start}
-    with pytest.raises(KeyboardInterrupt):
-        run(base_dir, tmp_path / "stopped", spec, task(6), on_step=stop, **options)
-    recorded: list[float] = []
-    stopped, _ = run(
-        base_dir,
-        tmp_path / "stopped",
-        spec,
-        task(6),
-        on_step=lambda metrics: recorded.append(metrics["step"]),
-        **options,
-    )
-    whole, _ = run(base_dir, tmp_path / "whole", spec, task(6), **options)
-    assert recorded == [float(step) for step in range(1, len(recorded) + 1)]
-    assert len(recorded) > 4
-    files = ("adapter/adapter_model.safetensors", "heads.safetensors", "reward_model.json", "optimizer.safetensors")
-    for name in (*files, "trainer.json", "rng.safetensors"):
-        assert (stopped / name).read_bytes() == (whole / name).read_bytes(), name
-    assert differing(stopped, whole) == []
 
 
 def test_it_begins_with_the_adapter_of_a_policy_and_goes_on_from_a_reward_model(base_dir, tmp_path, start):

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from components.algorithms.sft.spec import SFTSpec
 from components.algorithms.sft.trainer import examples, reward_weights, train_sft
-from components.errors import TrainingDiverged
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.parts import CORRECTION
@@ -30,9 +28,8 @@ from tests.algorithms.builders import (
     make_trajectory,
     plain_model,
     relative_difference,
-    train,
+    train_in,
     trainable,
-    write_start,
 )
 from tests.trajectories.builders import FAILURE
 
@@ -154,8 +151,6 @@ ORACLE_CASES = {
     "small packs": ({}, mixed, MODEL),
     "one pack": ({"pack_tokens": 1024}, mixed, MODEL),
     "sliding window, padded rows": ({"pack_tokens": 256}, mixed, MODEL),
-    "weighted": ({"weight_temperature": 0.3}, lambda: scored(mixed()), MODEL),
-    "several histories": ({"batch_size": 2}, lambda: with_second_history(demonstrations(4)), MODEL),
     "weighted, several histories": (
         {"batch_size": 2, "weight_temperature": 0.5},
         lambda: with_second_history(scored(demonstrations(4))),
@@ -221,21 +216,6 @@ def test_sampled_tokens_are_learned_as_they_were_sampled(chat):
     assert (row["input_ids"], row["targets"]) == (tokens, [3, 4, 5])
 
 
-def test_other_tokens_leave_no_gradient(base_dir, chat, tmp_path):
-    """Tokens of users and tools contribute nothing to the loss: changing the last one changes nothing."""
-    grads = []
-    for last in (20, 21):
-        parts = [(False, [5, 6, 7]), (True, [8, 9]), (False, [10, last])]
-        policy = make_policy(base_dir)
-        optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
-        recorded = watch(optimizer, policy.parameters)
-        trajectory = make_trajectory("a", 0, [make_history(parts, [0.0, 0.0])], 1.0)
-        spec = SPEC.model_copy(update={"epochs": 1})
-        train_sft(spec, make_context(policy, optimizer, [trajectory], base_dir=base_dir, scratch=tmp_path))
-        grads += recorded
-    assert relative_difference(grads[0], grads[1]) == 0
-
-
 def test_long_histories_and_failed_episodes_are_left_out(chat, caplog):
     demos = demonstrations(3)
     demos[1].failure = FAILURE
@@ -252,23 +232,8 @@ def test_several_histories_are_several_rows(chat):
     assert [row["trajectory_id"] for row in examples(chat, [demo], LONG)] == ["d0/0", "d0/0"]
 
 
-def test_the_number_of_steps_counts_histories(base_dir, tmp_path):
-    demos = demonstrations(2)
-    demos[0].histories.append(History([Message("user", "Hello."), Message("assistant", "Hi.")], agent="helper"))
-    logs: list[dict[str, float]] = []
-    totals: list[int] = []
-    spec = SPEC.model_copy(update={"batch_size": 2, "epochs": 1})
-    run(base_dir, spec, demos, tmp_path, on_step=logs.append, on_total=totals.append)
-    assert totals == [len(logs)] == [2]
-
-
 def run(base_dir, spec, trajectories, folder: Path, **more):
-    out, scratch = folder / "out", folder / "scratch"
-    out.mkdir(parents=True)
-    scratch.mkdir()
-    arguments = {"start": None, "reference": None, "seed": 0, "on_step": lambda _: None, **more}
-    metrics = train(spec, MODEL, base_dir, trajectories, out=out, scratch=scratch, **arguments)
-    return out, metrics
+    return train_in(folder, spec, base_dir, trajectories, **{"seed": 0, **more})[:2]
 
 
 def test_nothing_is_printed_and_nothing_left_in_the_working_directory(base_dir, tmp_path, capfd, monkeypatch):
@@ -279,15 +244,7 @@ def test_nothing_is_printed_and_nothing_left_in_the_working_directory(base_dir, 
     assert list((tmp_path / "here").iterdir()) == []
 
 
-def test_the_learning_rate_warms_up(base_dir, tmp_path):
-    logs: list[dict[str, float]] = []
-    spec = SPEC.model_copy(update={"warmup_steps": 3, "schedule": "constant"})
-    run(base_dir, spec, demonstrations(), tmp_path, on_step=logs.append)
-    rates = [spec.learning_rate * share for share in (1 / 3, 2 / 3, 1, 1)]
-    assert [log["learning_rate"] for log in logs] == pytest.approx(rates)
-
-
-def test_the_learning_rate_falls_linearly(base_dir, tmp_path):
+def test_the_learning_rate_rises_and_falls_linearly(base_dir, tmp_path):
     logs: list[dict[str, float]] = []
     spec = SPEC.model_copy(update={"warmup_steps": 2})
     run(base_dir, spec, demonstrations(), tmp_path, on_step=logs.append)
@@ -322,20 +279,6 @@ def test_no_examples_change_nothing(base_dir, start, tmp_path):
     assert (out / name).read_bytes() == (start / name).read_bytes()
 
 
-def test_a_loss_that_is_no_number_stops_before_a_checkpoint_is_written(base_dir, tmp_path):
-    begin = write_start(base_dir, tmp_path / "poisoned")
-    path = begin / "adapter" / "adapter_model.safetensors"
-    tensors = load_file(path)
-    next(iter(tensors.values()))[0, 0] = math.nan
-    save_file(tensors, path)
-    with pytest.raises(TrainingDiverged, match=r"gradient step 1: loss nan.*No checkpoint was written"):
-        run(base_dir, SPEC, demonstrations(), tmp_path / "run", start=begin)
-    assert not (tmp_path / "run" / "out" / "adapter").exists()
-    record = json.loads((tmp_path / "run" / "scratch" / "diverged.json").read_text())
-    assert record["loss"] == "nan"
-    assert len(record["trajectories"]) == 3
-
-
 # --- weighted behaviour cloning ---------------------------------------------------------------------------------------
 
 
@@ -349,32 +292,6 @@ def test_weights_are_a_softmax_of_the_rewards_with_a_mean_of_one():
     inputs[0].reward = 1e6  # does not overflow
     assert list(reward_weights(inputs, 0.5).values()) == [3.0, 0.0, 0.0]
     assert reward_weights([], 0.5) == {}
-
-
-def test_each_trajectory_counts_by_its_weight(base_dir, tmp_path):
-    """One step on all trajectories: the gradient is the weighted sum of those of each trajectory."""
-    spec = SPEC.model_copy(update={"batch_size": 64, "epochs": 1, "max_grad_norm": 1e9, "weight_temperature": 0.3})
-    all_trajectories = batch(groups=2, size=3)
-
-    def gradients(trajectories, spec, folder) -> dict[str, torch.Tensor]:
-        policy = make_policy(base_dir)
-        optimizer = torch.optim.SGD(policy.parameters.values(), lr=0.0)
-        recorded = watch(optimizer, policy.parameters)
-        folder.mkdir()
-        options = {"base_dir": base_dir, "seed": 5, "scratch": folder}
-        train_sft(spec, make_context(policy, optimizer, trajectories, **options))
-        return recorded[0]
-
-    weighted = gradients(all_trajectories, spec, tmp_path / "all")
-    weights = reward_weights(all_trajectories, 0.3)
-    plain = spec.model_copy(update={"weight_temperature": None})
-    sizes = {trajectory.id: sum(trajectory.histories[0].sampled_mask()) for trajectory in all_trajectories}
-    expected: dict[str, torch.Tensor] = {}
-    for trajectory in all_trajectories:
-        share = weights[trajectory.id] * sizes[trajectory.id] / sum(sizes.values())
-        for name, value in gradients([trajectory], plain, tmp_path / trajectory.id.replace("/", "-")).items():
-            expected[name] = expected.get(name, 0) + share * value
-    assert relative_difference(weighted, expected) <= 1e-5
 
 
 def test_of_a_correction_only_the_last_message_is_learned(chat):

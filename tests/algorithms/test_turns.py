@@ -1,23 +1,17 @@
-"""Turn-level credit: the compared turns, and each form compared with its formula written out."""
+"""Turn-level credit: the turns that are compared. `test_gradient_matrix` compares each form with its formula."""
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from components.algorithms.policy_gradient.advantages import EPSILON
+from components.algorithms.policy_gradient.advantages import turn_advantages
 from components.algorithms.policy_gradient.spec import GRPOSpec, RLOOSpec
 from components.algorithms.policy_gradient.trainer import prepare
-from components.algorithms.policy_gradient.turn_credit import process_advantages, turn_advantages, turn_states
 from components.trajectories.schema import Trajectory
 from tests.algorithms.builders import make_context, make_history, make_policy, make_trajectory
 
-REWARDS = st.lists(st.floats(-10, 10).map(lambda value: round(value, 3)), min_size=1, max_size=5)
 FORMS = ["index", "state", "process"]
 
 
@@ -59,61 +53,6 @@ def test_a_good_late_turn_is_not_pushed_down(base_dir, tmp_path):
     better, worse = token_advantages(base_dir, tmp_path, GRPOSpec(credit="turns"), group)
     assert better == pytest.approx([1.0] * 3, abs=1e-5)
     assert worse == pytest.approx([-1.0] * 3, abs=1e-5)
-
-
-@settings(deadline=None)
-@given(st.lists(REWARDS, min_size=2, max_size=5), st.floats(0, 1))
-def test_process_supervision_written_out(rewards, discount):
-    """arXiv:2402.03300, section 4.1.3: r̃ = (r - mean(R)) / std(R); the advantage is the sum of r̃ from the turn on."""
-    everything = [value for episode_rewards in rewards for value in episode_rewards]
-    mean, deviation = statistics.fmean(everything), statistics.pstdev(everything)
-    if deviation < 1e-3 or all(step_rewards == rewards[0] for step_rewards in rewards):
-        return
-    [actual] = process_advantages([rewards], baseline="group", scale="group", discount=discount)
-    for step_rewards, values in zip(rewards, actual, strict=True):
-        normalised = [(value - mean) / (deviation + EPSILON) for value in step_rewards]
-        for turn, value in enumerate(values):
-            expected = sum(discount**distance * reward for distance, reward in enumerate(normalised[turn:]))
-            assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
-
-
-def test_states_written_out():
-    """GiGPO (arXiv:2505.10978, eq. 4, 7 and 8): the episode's advantage plus the advantage among turns in the same
-    state."""
-    group = [
-        episode(0, [0.0, 0.0, 1.0], ["hall", "door", "end"]),
-        episode(1, [0.0, 0.0, 0.0], ["door", "hall", "end"]),
-        episode(2, [0.0, 0.5, 0.0], ["hall", "hall", "end"]),
-    ]
-    # The first state is the task; the others are the observations before the turn.
-    states = [["task", "hall", "door"], ["task", "door", "hall"], ["task", "hall", "hall"]]
-    returns = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
-    weight = 0.7
-    expected = []
-    totals = [turn_returns[0] for turn_returns in returns]
-    by_state: dict[str, list[float]] = defaultdict(list)
-    for names, values in zip(states, returns, strict=True):
-        for name, value in zip(names, values, strict=True):
-            by_state[name].append(value)
-
-    def normalised(value: float, values: list[float]) -> float:
-        return (value - statistics.fmean(values)) / (statistics.pstdev(values) + EPSILON)
-
-    for names, values in zip(states, returns, strict=True):
-        expected.append(
-            [
-                normalised(values[0], totals) + weight * normalised(value, by_state[name])
-                for name, value in zip(names, values, strict=True)
-            ]
-        )
-    options = {"turn_baseline": "state", "baseline": "group", "scale": "group", "state_weight": weight}
-    [actual] = turn_advantages([returns], [totals], [group], **options)
-    assert actual == [pytest.approx(values) for values in expected]
-    named = {
-        state: name for trajectory, names in zip(group, states, strict=True)
-        for state, name in zip(turn_states(trajectory), names, strict=True)
-    }  # fmt: skip
-    assert sorted(named.values()) == ["door", "hall", "task"]
 
 
 def test_a_state_that_occurs_once_has_the_advantage_of_its_episode(base_dir, tmp_path):

@@ -29,7 +29,7 @@ from tests.algorithms.builders import (
     make_context,
     plain_logprobs,
     relative_difference,
-    train,
+    train_in,
     write_start,
 )
 
@@ -58,11 +58,7 @@ def trained(base_dir, tmp_path_factory):
 
 
 def run(base_dir, folder, trajectories, spec, model=WHOLE, start=None, reference=None):
-    out = folder / "out"
-    out.mkdir()
-    options = {"out": out, "scratch": folder, "seed": 1, "on_step": lambda _: None}
-    train(spec, model, base_dir, trajectories, start=start, reference=reference, **options)
-    return out
+    return train_in(folder, spec, base_dir, trajectories, model, start=start, reference=reference, seed=1)[0]
 
 
 @pytest.mark.parametrize("reference", ["base", "checkpoint"])

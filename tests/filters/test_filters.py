@@ -125,13 +125,6 @@ def test_no_filter_keeps_an_episode_that_failed_or_has_no_reward(subtests):
             assert selections_of(filter_, []) == []
 
 
-def test_decisions_are_deterministic(subtests):
-    for filter_ in FILTERS:
-        with subtests.test(filter_=filter_):
-            rows = [episode(name, i, reward=i / 2) for name in "abc" for i in range(3)]
-            assert selections_of(filter_, rows) == selections_of(filter_, rows)
-
-
 def test_decisions_come_with_their_episodes_so_they_are_traceable_to_their_group():
     rows = [episode(name, i, reward=float(i)) for name in "ab" for i in range(2)]
     (decided,) = apply(Best(1), InMemory(rows))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,33 +30,6 @@ def test_the_best_of_a_group_and_of_equals_the_first():
     assert reasons(Best(1), 0.0, 1.0, 1.0) == ["not_among_best", "kept", "not_among_best"]
     assert reasons(Best(2), 0.5, None, 0.7, 0.5) == ["kept", "unscored", "kept", "not_among_best"]
     assert reasons(Best(9), 0.0, 1.0) == ["kept", "kept"]
-
-
-@given(GROUPS, st.integers(1, 4))
-def test_best_keeps_the_highest_rewards_of_each_group(groups, count):
-    rows = collection(groups)
-    chosen = kept_rows(Best(count), rows)
-    for number, rewards in enumerate(groups):
-        values = sorted((reward for reward in rewards if reward is not None), reverse=True)
-        assert sorted((row.reward for row in chosen if row.group == str(number)), reverse=True) == values[:count]
-
-
-@given(GROUPS, st.sampled_from([0.01, 0.1, 0.3, 0.5, 1.0]))
-def test_a_share_of_the_collection_is_the_head_of_the_sorted_rewards(groups, share):
-    rows = collection(groups)
-    values = sorted((row.reward for row in rows if row.reward is not None), reverse=True)
-    count = math.ceil(round(len(values) * share, 9))
-    assert sorted((row.reward for row in kept_rows(Top(share), rows)), reverse=True) == values[:count]
-
-
-@given(GROUPS, st.sampled_from([0.01, 0.3, 0.5, 1.0]))
-def test_a_share_of_a_group_is_that_of_its_own_rewards(groups, share):
-    rows = collection(groups)
-    chosen = kept_rows(Top(share, of="group"), rows)
-    for number, rewards in enumerate(groups):
-        values = sorted((reward for reward in rewards if reward is not None), reverse=True)
-        count = math.ceil(round(len(values) * share, 9))
-        assert sorted((row.reward for row in chosen if row.group == str(number)), reverse=True) == values[:count]
 
 
 def test_a_tenth_of_thirty_is_three():

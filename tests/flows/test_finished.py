@@ -15,7 +15,7 @@ from components.rollout.request import episode_requests
 from components.rollout.spec import EpisodeLimits
 from components.trajectories.schema import Failure, Trajectory
 from components.trajectories.store import write_trajectories
-from flows.stages import finished, finished_rows
+from flows.stages import finished
 from flows.stages.episode_figures import figures
 from flows.stages.finished import FinishedEpisodes
 from tests.rollout.worlds import run_episodes
@@ -52,7 +52,7 @@ def in_memory():
 
 def test_a_collection_holds_no_finished_episode(tmp_path, requests, monkeypatch):
     """The file is that of a collection in memory, whatever the order in which episodes finish."""
-    monkeypatch.setattr(finished_rows, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(finished, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(finished, "MOST_ROWS", 8)
     gc.collect()
     before = in_memory()

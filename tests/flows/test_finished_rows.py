@@ -7,14 +7,14 @@ import pytest
 
 from components.trajectories.schema import Score
 from components.trajectories.store import read_scores, write_scores
-from flows.stages import finished_rows
-from flows.stages.finished_rows import FinishedRows
+from flows.stages import finished
+from flows.stages.finished import FinishedRows
 
 
 @pytest.fixture(autouse=True)
 def never_by_time(monkeypatch):
     """A slow machine flushes no sooner than a fast one."""
-    monkeypatch.setattr(finished_rows, "FLUSH_SECONDS", 600.0)
+    monkeypatch.setattr(finished, "FLUSH_SECONDS", 600.0)
 
 
 def scores(*names):
@@ -49,7 +49,7 @@ def test_names_do_not_mix(tmp_path):
 
 
 def test_rows_are_flushed_without_further_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(finished_rows, "FLUSH_SECONDS", 0.2)
+    monkeypatch.setattr(finished, "FLUSH_SECONDS", 0.2)
     one = open_shards(tmp_path)
     one.add(scores("a"))
     deadline = time.monotonic() + 600
@@ -62,7 +62,7 @@ def test_rows_are_flushed_without_further_ones(tmp_path, monkeypatch):
 
 
 def test_few_wait_in_memory_and_what_belongs_together_stays_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(finished_rows, "FLUSH_ROWS", 3)
+    monkeypatch.setattr(finished, "FLUSH_ROWS", 3)
     one = open_shards(tmp_path)
     for group in (("a", "b"), ("c", "d", "e"), ("f",)):
         one.add(scores(*group))

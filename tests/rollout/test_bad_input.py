@@ -179,21 +179,6 @@ def test_an_observation_with_special_tokens(family):
     )  # nor does a server's template take them for its own
 
 
-def test_an_agent_that_never_stops():
-    """Its turns are used up, or its time: the episode ends as it stands, and that is no success."""
-
-    class Endless(Echo):
-        def step(self, action):
-            step = super().step(action)
-            step.done, step.observation, step.info = False, [{"role": "user", "content": "And?"}], {"success": False}
-            return step
-
-    (trajectory, _) = collect(Parrot(), Endless, scenarios(1), max_turns=25)
-    assert (trajectory.metrics["turns"], trajectory.failure, trajectory.success) == (25, None, False)
-    (late, _) = collect(Parrot(seconds=0.05), Endless, scenarios(1), max_turns=10_000, timeout=0.3)
-    assert (late.failure.kind, late.success) == ("WaitTimeout", False)
-
-
 def test_a_server_that_leaks_instances():
     """One that never lets go of an instance is asked for no more of them than play at once."""
     with FakeAgentGym("maze", closes=False) as server:

@@ -30,8 +30,7 @@ class DistillSpec(DecaySpec):
     ignores_rewards: ClassVar[bool] = True
 
     def build(self, context: TrainingContext) -> Trainer:
-        from components.algorithms.distillation.teacher import load_teacher
-        from components.algorithms.distillation.trainer import train_distill
+        from components.algorithms.distillation.trainer import load_teacher, train_distill
         from components.algorithms.trainer import FunctionTrainer
 
         assert context.teacher_dir is not None, "algorithm=distill requires teacher_dir"

@@ -39,7 +39,7 @@ from components.algorithms.loop.metrics import token_counts
 from components.algorithms.policy import sharded
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
-from components.algorithms.policy_gradient import advantages, losses, returns, turn_credit
+from components.algorithms.policy_gradient import advantages, losses, returns
 from components.algorithms.policy_gradient.gradient_steps import Group, take_steps
 from components.algorithms.policy_gradient.training_data import (
     Learning,
@@ -137,10 +137,10 @@ def _advantages(spec: GRPOSpec, groups: Sequence[Group], before: ReferenceLogpro
     if spec.credit == "episode":
         return advantages.advantages(returns_G, **normalisation)
     if spec.turn_baseline == "process":
-        return turn_credit.process_advantages(returns_G, **normalisation, discount=spec.discount)
+        return advantages.process_advantages(returns_G, **normalisation, discount=spec.discount)
     totals_G = [[_total(spec, trajectory, before) for trajectory in group] for group in groups]
     turn_options: dict[str, Any] = {"turn_baseline": spec.turn_baseline, "state_weight": spec.state_weight}
-    return turn_credit.turn_advantages(returns_G, totals_G, groups, **normalisation, **turn_options)
+    return advantages.turn_advantages(returns_G, totals_G, groups, **normalisation, **turn_options)
 
 
 def _returns(spec: GRPOSpec, trajectory: Trajectory, before: ReferenceLogprobs) -> list[float]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from components.deployment.targets.base import Deployment, DeploymentTarget
 from components.errors import ResourceError, SpecError
 from components.specs import validate
-from components.specs.discovery import discover, union_of
+from components.specs.declared import discover, union_of
 
 TARGETS = discover("components.deployment.targets", DeploymentTarget)  # type: ignore[type-abstract]
 """Deployment targets by name."""

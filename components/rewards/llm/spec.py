@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.rewards.llm.judge_model import JudgeModelSpec
 from components.specs import Spec, Target
-from components.specs.discovery import discover, union_of
+from components.specs.declared import discover, union_of
 
 JUDGE_MODELS = discover("components.rewards.llm.models", JudgeModelSpec)  # type: ignore[type-abstract]
 """Judge models by name."""

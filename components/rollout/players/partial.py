@@ -143,12 +143,6 @@ class _ResumedEngine:
     def policy(self) -> str:
         return self._engine.policy
 
-    def load_policy(self, version: str, folder: str | None) -> None:
-        self._engine.load_policy(version, folder)
-
-    def close(self) -> None:
-        self._engine.close()
-
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         """Return the next recorded response, or sample one. Raises SpecError if the conversation is not the recorded
         one."""
