@@ -33,17 +33,16 @@ def request(form: ResponseForm, seed: int = 0, max_tokens: int = 300) -> ChatReq
     return ChatRequest(TALK, tools, sampling=Sampling(1.0, max_tokens=max_tokens), seed=seed, form=form)
 
 
-def log_sizes(engine, asked: ChatRequest, tokens: list[int]) -> list[float]:
+def log_sizes(grammars: Grammars, stop_ids: frozenset[int], asked: ChatRequest, tokens: list[int]) -> list[float]:
     """Return -log of the number of tokens that the embedded engine's mask allows at each token, with one form of
     whitespace."""
-    grammars = Grammars(engine.format, len(engine.tokenizer), engine.stop_ids)
     matcher = asyncio.run(grammars.matcher(asked.form, asked.tools, compacted=True))
     values = []
     for token in tokens:
         allowed_V = matcher.allowed()
         assert allowed_V[token]
         values.append(-math.log(allowed_V.sum()))
-        if token not in engine.stop_ids:
+        if token not in stop_ids:
             matcher.append(token)
     return values
 
@@ -66,11 +65,13 @@ def test_the_servers_mask_is_that_of_the_embedded_engine(start, connect, monkeyp
     if native:
         monkeypatch.setattr(engine.format, "native_tools", True)
         monkeypatch.setattr(engine.format, "render", lambda *_, **__: "Will it rain?")
+    grammars = Grammars(engine.format, len(engine.tokenizer), engine.stop_ids)
     for name, form in FORMS.items():
         for seed in range(3):
             asked = request(form, seed, 60)
             answer = ask(engine, asked)
-            assert answer.logprobs == pytest.approx(log_sizes(engine, asked, answer.token_ids)), name
+            sizes = log_sizes(grammars, engine.stop_ids, asked, answer.token_ids)
+            assert answer.logprobs == pytest.approx(sizes), name
             assert answer.altered, name
 
 
