@@ -54,7 +54,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Compare policies and return the result as JSON data. names: of the policies. samples: episodes per scenario;
     1: `evaluate.samples`. trust: read models that runs name. Raises SpecError, ResourceError, the stages' errors."""
-    from components.pages.policies import render
+    from components.pages.comparison import render_policies
     from flows.evaluation import comparison, policies
     from flows.stages.base import Context
     from flows.stages.episodes import scenarios_of
@@ -90,7 +90,7 @@ def evaluate(
         result = comparison.comparison(spec, resolved, artifacts, samples, overrides)
         data = comparison.figures(result, {name: status for name, (_, status) in evaluations.items()})
         page = html or root / FOLDER / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-        page = write_page(page, render(result))
+        page = write_page(page, render_policies(result))
         return {**data, "html": str(page), "mlflow_run": _track(spec, data, page)}
 
 

@@ -1,4 +1,4 @@
-"""Comparison of runs as one self-contained HTML page, with the layout and components of the report.
+"""Comparisons of runs, and of policies on the same scenarios, as self-contained HTML pages.
 
 `RunComparison` is plain data that a flow fills; the first run is the baseline. `compare_episodes` compares the last
 evaluation of a run with the baseline's, on the scenarios that both played; `render` renders the page.
@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from components.evaluation.metrics import paired_difference
+from components.evaluation.policies import ErrorClass, PoliciesComparison, PolicyResult
 from components.evaluation.sequential import alpha_of, describe
 from components.evaluation.verdict import Verdict
 from components.pages import charts
@@ -29,6 +30,10 @@ MOST_PAIRS = 100
 """Maximum number of changed scenarios per run whose episodes are on the page; of the others, the page lists ids."""
 HELDOUT = "heldout_success"
 """Key of the curve that is plotted from evaluations."""
+EXAMPLES = 2
+"""Number of example episodes of each error class."""
+BREAKDOWNS = {"by_type": "Type", "by_difficulty": "Difficulty"}
+"""Breakdowns of a summary by scenario, with their titles."""
 
 
 @dataclass(frozen=True)
@@ -314,3 +319,36 @@ def _in_groups(episodes: ScoredEpisodes, names: set[str]) -> EpisodeColumns:
 
 def _count(names: Sequence[str]) -> str:
     return f"{len(names)} scenario{'' if len(names) == 1 else 's'}"
+
+
+def render_policies(comparison: PoliciesComparison) -> str:
+    """Return the page as HTML text."""
+    policies = comparison.policies
+    named = {f"{name} against {comparison.baseline}": paired for name, paired in comparison.success.items()}
+    return page(
+        "policies.html.j2",
+        it=comparison,
+        evaluations=[{"label": policy.name, "summary": policy.summary} for policy in policies],
+        success={name: paired for name, paired in named.items() if paired is not None},
+        reward={name: paired for name, paired in comparison.reward.items() if paired is not None},
+        breakdowns=[
+            {
+                "title": title,
+                "kinds": list(dict.fromkeys(kind for policy in policies for kind in policy.summary[name])),
+                "rows": [(policy.name, policy.summary[name]) for policy in policies],
+            }
+            for name, title in BREAKDOWNS.items()
+        ],
+        errors=[
+            {
+                "policy": policy,
+                "classes": [(error.name, len(error.places), _examples(policy, error)) for error in policy.errors],
+            }
+            for policy in policies
+        ],
+    )
+
+
+def _examples(policy: PolicyResult, error: ErrorClass) -> list[dict[str, Any]]:
+    examples = episodes_of(policy.episodes).rows(error.places[:EXAMPLES])
+    return [view(episode, policy.scores.get(episode.id)) for episode in examples]

@@ -42,31 +42,31 @@ def choose(evaluations: Sequence[EvaluatedEpisodes]) -> list[dict[str, Any]]:
     solved = columns.success_N.tolist()
     good = _varied((place for place in best_first if solved[place]), columns.types)
     bad = _varied((place for place in reversed(best_first) if not solved[place]), columns.types)
-    kinds = [("good", "Solved", last, good), ("bad", "Not solved", last, bad)]
+    kinds = [("Solved", last, good), ("Not solved", last, bad)]
     for evaluation in reversed(evaluations):
         columns = episodes_of(evaluation.trajectories).columns
         failed = _varied(columns.failed_N.nonzero()[0].tolist(), columns.types)
         if failed:
-            kinds.append(("failed", "Failed to run", evaluation, failed))
+            kinds.append(("Failed to run", evaluation, failed))
             break
     return [
         {
-            "kind": kind,
             "title": title,
             "label": evaluation.label,
             "episodes": [
                 view(item, evaluation.scores.get(item.id)) for item in episodes_of(evaluation.trajectories).rows(places)
             ],
         }
-        for kind, title, evaluation, places in kinds
+        for title, evaluation, places in kinds
         if places
     ]
 
 
-def before_and_after(evaluations: Sequence[EvaluatedEpisodes]) -> dict[str, Any] | None:
-    """Return both policies' episodes of one scenario that the first policy did not solve and the last one did."""
+def before_and_after(evaluations: Sequence[EvaluatedEpisodes]) -> list[tuple[str, dict[str, Any]]]:
+    """Return both policies' episodes, with their labels, of one scenario that the first policy did not solve and the
+    last one did; empty without one."""
     if len(evaluations) < 2:
-        return None
+        return []
     first, last = evaluations[0], evaluations[-1]
     first_episodes, last_episodes = episodes_of(first.trajectories), episodes_of(last.trajectories)
     before, after = first_episodes.columns, last_episodes.columns
@@ -75,7 +75,7 @@ def before_and_after(evaluations: Sequence[EvaluatedEpisodes]) -> dict[str, Any]
     names, difficulties = after.group_texts, after.difficulties
     solved = [place for place in after.success_N.nonzero()[0].tolist() if names[place] in unsolved]
     if not solved:
-        return None
+        return []
     # Prefer the hardest scenario, then the first policy's longest conversation.
     counts_N = first_episodes.message_counts_N()
     place = max(solved, key=lambda i: (difficulties[i], counts_N[unsolved[names[i]]], names[i]))
@@ -83,7 +83,7 @@ def before_and_after(evaluations: Sequence[EvaluatedEpisodes]) -> dict[str, Any]
     for evaluation, episodes, row in ((first, first_episodes, unsolved[names[place]]), (last, last_episodes, place)):
         (episode,) = episodes.rows([row])
         sides.append((evaluation.label, view(episode, evaluation.scores.get(episode.id))))
-    return {"sides": sides, "scenario": names[place]}
+    return sides
 
 
 def view(trajectory: Trajectory, score: Score | None = None) -> dict[str, Any]:

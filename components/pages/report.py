@@ -106,7 +106,6 @@ class StageRow:
 
     label: str
     """Label of the stage: `round 3/train`."""
-    stage: str
     status: str
     """`ran` or `cached`."""
     seconds: float

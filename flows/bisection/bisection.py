@@ -3,7 +3,8 @@
 1. The settings of the good run are run with the present code and data. If they reproduce the difference, its cause lies
    outside the settings (`provenance`).
 2. The settings of the bad run are run likewise. If they do not reproduce it, its cause lies outside the settings too.
-3. Otherwise delta debugging (`search`) finds a minimal set of changed settings that reproduces it, cheapest first.
+3. Otherwise delta debugging (`minimal_changes`) finds a minimal set of changed settings that reproduces it, the
+   cheapest first.
 
 A run whose stages are all those of a recorded run is not repeated. A change reproduces the difference if the 95 %
 interval of its effect excludes zero on the same side, and the effect is at least `SHARE` of the difference.
@@ -21,13 +22,88 @@ from components.errors import EspalierError, SpecError
 from components.specs import validate
 from flows.bisection.changes import SettingChange, applied, changes_between, minimal_changes
 from flows.bisection.ends import Ends, EvaluatedRun, PairedEffect, evaluated, paired_effect
-from flows.bisection.planned import PlannedStep, plan_step
 from flows.bisection.provenance import outside_cause, settings
 from flows.experiment.spec import ExperimentSpec
 from flows.history.code import CodeRecords
 from flows.history.labels import MOST_CHARACTERS, Labels
-from flows.history.records import Records
+from flows.history.records import Records, RunRecord
+from flows.planning.plan import plan as plan_run
+from flows.planning.run_plan import PlannedStage
 from flows.reporting.settings import setting_differences
+from flows.terminal.console import duration
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """Planned run."""
+
+    stages: tuple[PlannedStage, ...]
+    seconds: float | None
+    """Expected time of the stages with a known one; None if none of those to run is known."""
+    cost: float | None
+    """Expected price of the stages with a known one; None if none of those to run is known."""
+    unknown: int
+    """Number of stages to run whose time is unknown."""
+
+    @property
+    def pending(self) -> int:
+        """Number of stages to run."""
+        return sum(stage.status != "cached" for stage in self.stages)
+
+    @property
+    def order(self) -> tuple[float, float, int]:
+        """Sort key: price, time, number of stages to run."""
+        return self.cost or 0.0, self.seconds or 0.0, self.pending
+
+    def same_as(self, other: PlannedStep) -> bool:
+        """Return True if both runs have the same stages with the same known keys."""
+        keys, others = ({stage.label: stage.key for stage in step.stages} for step in (self, other))
+        return None not in keys.values() and keys == others
+
+    def repeats(self, run: RunRecord, same_root: bool) -> bool:
+        """Return True if the stages are those of a recorded run, so that the run would have its result. same_root: the
+        plan is for the root of the run; for another root, all stages must be cached there."""
+        recorded = {stage.label: stage.key for stage in run.stages}
+        known = [stage for stage in self.stages if stage.key is not None]
+        if any(recorded.get(stage.label) != stage.key for stage in known):
+            return False
+        return (same_root or len(known) == len(self.stages)) and (
+            same_root or all(stage.status == "cached" for stage in self.stages)
+        )
+
+    def text(self) -> str:
+        """Return the plan as text."""
+        if not self.pending:
+            return f"all {len(self.stages)} stages cached"
+        time = "time unknown" if self.seconds is None else duration(self.seconds)
+        least = "at least " if self.unknown and self.seconds is not None else ""
+        cost = "price unknown" if self.cost is None else f"price {self.cost:.2f}"
+        return f"{self.pending} of {len(self.stages)} stages to run, {least}{time}, {cost}"
+
+
+def plan_step(spec: ExperimentSpec, root: Path, similar: RunRecord) -> PlannedStep:
+    """Return the plan of a run. similar: run whose stages of the same label give the times that the plan lacks."""
+    stages = plan_run(spec).stages
+    recorded = {stage.label: stage for stage in similar.stages}
+    seconds, costs, unknown = [], [], 0
+    for stage in stages:
+        if stage.status == "cached":
+            continue
+        time, cost = stage.seconds, stage.cost
+        earlier = recorded.get(stage.label)
+        if time is None and earlier is not None and earlier.status == "ran":
+            time, cost = earlier.seconds, earlier.cost
+        unknown += time is None
+        seconds += [] if time is None else [time - stage.overlapped_seconds]
+        costs += [] if cost is None else [cost]
+    pending = any(stage.status != "cached" for stage in stages)
+    return PlannedStep(
+        tuple(stages),
+        None if pending and not seconds else sum(seconds),
+        None if pending and not costs else sum(costs),
+        unknown,
+    )
+
 
 TAG = "bisect"
 """Tag of the runs of a bisection."""

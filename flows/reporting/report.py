@@ -160,7 +160,6 @@ def report_of(
     stages = [
         StageRow(
             done.label,
-            done.artifact.stage,
             done.status,
             done.seconds,
             done.artifact.key,

@@ -23,7 +23,7 @@ from components.evaluation.sequential import (
 )
 from components.evaluation.verdict import paired_scenarios
 from docs.sequential import CASES, simulated
-from tests.evaluation.test_report import episode
+from tests.pages.test_report import episode
 
 RUNS = 400
 

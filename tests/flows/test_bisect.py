@@ -27,8 +27,8 @@ from flows.stages import STAGES
 from flows.stages.base import Request
 from flows.stages.code import stage_code
 from flows.stages.execute import stage_and_spec
-from tests.evaluation.test_report import episode
 from tests.flows.pretend import pretend, spec_of
+from tests.pages.test_report import episode
 
 HIGH, LOW, MIDDLE = "+" * 36 + "-" * 4, "+" * 4 + "-" * 36, "+" * 20 + "-" * 20
 NOISE = "+" * 35 + "-" * 5

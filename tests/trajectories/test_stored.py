@@ -11,7 +11,6 @@ from components.errors import ArtifactDamaged
 from components.evaluation.metrics import paired_difference, summarise
 from components.evaluation.policies import PlayedEpisodes, PoliciesComparison, differences, measure_policy
 from components.pages import comparison
-from components.pages import policies as policies_page
 from components.pages.report import Evaluation, Report, render
 from components.tracking.traces import sample
 from components.trajectories import store
@@ -131,7 +130,7 @@ def pages(folders: list[Path], load) -> list[str]:
     return [
         report,
         comparison.render(comparison.RunComparison(runs, {}, {}, [against])),
-        policies_page.render(compared),
+        comparison.render_policies(compared),
     ]
 
 
