@@ -1,4 +1,4 @@
-"""An environment needs its module and its YAML, and no other change (CONTRIBUTING.md)."""
+"""An environment and a reward need their module and their YAML, and no other change (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -63,8 +63,33 @@ seed: 0        # seed of the generated scenarios
 train: 32      # scenarios
 heldout: 16
 """,
+    "components/rewards/rules/terse.py": '''"""Terse reward: success, minus a cost of each sampled token."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from components.specs.registered import registered
+from components.trajectories.schema import Trajectory
+
+
+@registered("reward.terse")
+def terse(trajectory: Trajectory, *, token_cost: Annotated[float, Field(ge=0)] = 0.01) -> float:
+    """Success, minus a cost of each sampled token.
+
+    Args:
+        token_cost: Cost of one token; 0 or more.
+    """
+    return float(trajectory.success) - token_cost * trajectory.metrics["sampled_tokens"]
+''',
+    "conf/reward/terse.yaml": """# Terse: success, minus a cost of each sampled token.
+_target_: components.rewards.rules.terse.terse
+token_cost: 0.01    # cost of one token
+""",
 }
-COLLECT = """
+PLAY = """
 import json
 
 from flows.experiment.compose import compose
@@ -72,17 +97,24 @@ from flows.experiment.requests import Requests
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
 
-spec = compose(["+experiment=smoke", "environment=coins", "root={ROOT}"])
+spec = compose(
+    ["+experiment=smoke", "environment=coins", "reward=terse", "reward.token_cost=0.5", "root={ROOT}"]
+)
 requests = Requests(spec)
 context = Context.at(spec.root)
 played, status = run_stage(requests.collect(None, 1), context)
 shown, _ = run_stage(requests.demonstrate(), context)
+judged, judged_status = run_stage(requests.judge(played), context)
+tokens = played.metrics["sampled_tokens"] / played.metrics["episodes"]
 from docs import environments, reference
 
 pages = [reference.generated(), environments.content()]
 print(json.dumps({
     "collected": [status, played.metrics["episodes"], played.metrics["failed"], shown.metrics["success"]],
+    "judged": [judged_status, judged.metrics["unscored"]],
+    "reward": [judged.metrics["reward"], played.metrics["success"] - 0.5 * tokens],
     "documented": [page.count("coins") for page in pages],
+    "keys": pages[0].count("`reward.token_cost`"),
 }))
 """
 
@@ -94,17 +126,22 @@ def checkout(tmp_path_factory):
     return checkout
 
 
-def test_the_tiny_model_plays_an_added_environment_and_the_documentation_lists_it(checkout):
-    result = checkout.run(COLLECT.replace("{ROOT}", str(checkout.folder / "runs")))
+def test_the_tiny_model_plays_an_added_environment_for_an_added_reward_and_the_documentation_lists_them(checkout):
+    result = checkout.run(PLAY.replace("{ROOT}", str(checkout.folder / "runs")))
     assert result["collected"] == ["ran", 4.0, 0.0, 1.0]
+    assert result["judged"] == ["ran", 0.0]
+    reward, expected = result["reward"]
+    assert reward == pytest.approx(expected)
     assert all(result["documented"])
+    assert result["keys"] == 1
 
 
-def test_the_tests_of_the_configuration_cover_an_added_environment(checkout):
+def test_the_tests_of_the_configuration_cover_both(checkout):
     """pytest fails if a named test does not exist."""
     configs = "tests/test_configs.py"
     checkout.test(
         f"{configs}::test_options_compose_into_valid_experiments_with_every_key_written_out[environment]",
+        f"{configs}::test_options_compose_into_valid_experiments_with_every_key_written_out[reward]",
         f"{configs}::test_every_file_begins_with_a_comment_that_says_what_it_is",
         f"{configs}::test_every_file_is_plain_yaml_without_repeated_keys",
         f"{configs}::test_all_files_are_options_of_a_group",
