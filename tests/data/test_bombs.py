@@ -1,5 +1,6 @@
 """Files that decode to far more than their size: each costs bounded memory, and names file, row, size and limit."""
 
+import functools
 import gzip
 import json
 import lzma
@@ -20,6 +21,8 @@ from components.json_process import safe_environment
 MEGABYTE = 1 << 20
 MEMORY = 200
 """Maximum memory of each process that reads such a file, in MB; reading a small file takes 60."""
+LONG = 180
+"""Length of a row in MB that does not fit into this memory."""
 READ = """
 import json, resource, sys
 from components.data.sources import rows
@@ -66,11 +69,11 @@ def arrow(*columns: pa.Array) -> Callable[[Path], None]:
     return write
 
 
-def text(before: str, part: str, after: str, repeat: int = 300) -> Callable[[Path], None]:
+def text(before: str, part: str, after: str, repeat: int = LONG) -> Callable[[Path], None]:
     """Return a writer of a compressed text whose middle is `repeat` MB of `part`."""
 
     def write(path: Path) -> None:
-        opened = {".gz": gzip.open, ".xz": lzma.open}[path.suffix]
+        opened = {".gz": gzip.open, ".xz": functools.partial(lzma.open, preset=0)}[path.suffix]
         block = (part * (MEGABYTE // len(part))).encode()
         with opened(path, "wb") as file:
             file.write(before.encode())
@@ -96,11 +99,11 @@ BOMBS = {
     "body.arrow": (lambda: arrow(pa.array(["x" * 250_000_000])), 1, "decoding the row takes at least 2500000"),
     "nulls.arrow": (lambda: arrow(pa.FixedSizeListArray.from_arrays(pa.nulls(10**9), 10**9)), 1, "values"),
     "copy.parquet.gz": (lambda: text("PAR1", "x", "PAR1"), None, "the decompressed file has more than"),
-    "line.csv.gz": (lambda: text("a\n", "x", "\nsmall\n"), 2, f"the row has {300 * MEGABYTE + 1} bytes"),
+    "line.csv.gz": (lambda: text("a\n", "x", "\nsmall\n"), 2, f"the row has {LONG * MEGABYTE + 1} bytes"),
     "lines.csv.gz": (lambda: text("a\n", '"' + "x" * 29 + '\n",', "", 20), 2, "bytes"),
     "fields.csv.gz": (lambda: text("a\n", ",", "\nsmall\n", 7), 2, "values"),
-    "line.jsonl.gz": (lambda: text('{"a": "', "x", '"}\n' + LINE), 1, f"the row has {300 * MEGABYTE + 10} bytes"),
-    "line.jsonl.xz": (lambda: text('{"a": "', "x", '"}\n' + LINE), 1, f"the row has {300 * MEGABYTE + 10} bytes"),
+    "line.jsonl.gz": (lambda: text('{"a": "', "x", '"}\n' + LINE), 1, f"the row has {LONG * MEGABYTE + 10} bytes"),
+    "line.jsonl.xz": (lambda: text('{"a": "', "x", '"}\n' + LINE), 1, f"the row has {LONG * MEGABYTE + 10} bytes"),
     "window.jsonl.xz": (lambda: large_window, None, "Memory usage limit"),
     "values.jsonl.gz": (lambda: text('{"a": [[]', ",[]", "]}\n" + LINE, 7), 1, "values"),
     "text.json.gz": (lambda: text('[{"a": "', "x", '"}]'), 1, "bytes"),
