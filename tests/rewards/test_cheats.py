@@ -20,6 +20,7 @@ from components.rewards.rules.mathematics import Mathematics
 from components.rewards.rules.repetition import Repetition
 from components.rewards.rules.tool_use import Calls, ToolUse
 from components.trajectories.schema import History, Message, Scenario, Score, ToolCall, Trajectory
+from tests.rewards.programs import judged_together
 from tests.trajectories.builders import talk
 
 pytestmark = [pytest.mark.security, pytest.mark.timeout(1800)]
@@ -364,14 +365,6 @@ def programs_scored() -> dict[tuple[str, str], Score]:
     for name, (tests, honest, cheat) in SPECIAL.items():
         rows |= {("special", name): (tests, cheat), ("honest", name): (tests, honest)}
     return judged_together(rows, CodeTests(seconds=30.0))
-
-
-def judged_together(rows: dict[tuple[str, str], tuple[list, str]], reward) -> dict[tuple[str, str], Score]:
-    episodes = []
-    for number, (tests, code) in enumerate(rows.values()):
-        scenario = Scenario(f"s{number}", {"tests": tests}, "train")
-        episodes.append(Trajectory(f"s{number}/0", scenario, 0, [talk("Write f.", f"```python\n{code}\n```")]))
-    return dict(zip(rows, judging.judge(reward, episodes, concurrency=4), strict=True))
 
 
 @pytest.mark.usefixtures("sandbox_here")

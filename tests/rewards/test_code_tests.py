@@ -14,6 +14,7 @@ from components.rewards import judge as judging
 from components.rewards.rules.code_tests import CodeTests, program
 from components.sandbox import bubblewrap, remote
 from components.trajectories.schema import Scenario, Trajectory
+from tests.rewards.programs import judged_together
 from tests.trajectories.builders import talk
 
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
@@ -264,28 +265,28 @@ PROPERTIES = [
 @pytest.mark.usefixtures("sandbox_here")
 class TestForms:
     def test_an_object_that_answers_anything_passes_no_property(self, subtests):
+        programs = {}
         for function in ["f", "g", "h"]:
+            tests = [re.sub(r"\bF\b", function, test) for test in PROPERTIES]
+            if function == "h":  # a list is plain data, so its elements are tested
+                tests = [test.replace("h([3, 1, 2])", "h()[0]").replace("h('ab')", "h()[0]") for test in tests[:-1]]
+            programs[function] = (tests, GENERIC)
+        for function, score in judged_together(programs, CodeTests(seconds=60.0)).items():
             with subtests.test(function=function):
-                tests = [re.sub(r"\bF\b", function, test) for test in PROPERTIES]
-                if function == "h":  # a list is plain data, so its elements are tested
-                    tests = [test.replace("h([3, 1, 2])", "h()[0]").replace("h('ab')", "h()[0]") for test in tests[:-1]]
-                score = scored(f"```python\n{GENERIC}\n```", tests, seconds=60.0)
                 assert score.reward == 0.0, score.explanation
 
     def test_honest_programs_pass_tests_of_each_form(self, subtests):
-        for name in ACCEPTED:
+        programs = {name: ([test], code) for name, (code, test) in ACCEPTED.items()}
+        for name, score in judged_together(programs, CodeTests(seconds=60.0)).items():
             with subtests.test(name):
-                code, test = ACCEPTED[name]
-                score = scored(f"```python\n{code}\n```", [test], seconds=60.0)
                 assert score.reward == 1.0, score.explanation
 
     def test_what_cannot_be_tested_by_statements_says_so(self, subtests):
-        for name in REFUSED:
+        programs = {name: ([test], code) for name, (code, test, _) in REFUSED.items()}
+        for name, score in judged_together(programs, CodeTests(seconds=60.0)).items():
             with subtests.test(name):
-                code, test, said = REFUSED[name]
-                score = scored(f"```python\n{code}\n```", [test], seconds=60.0)
                 assert score.reward == 0.0
-                assert said in score.explanation
+                assert REFUSED[name][2] in score.explanation
 
     def test_a_test_that_cannot_be_run_leaves_the_episode_unscored(self, subtests):
         for test, said in [

@@ -273,12 +273,12 @@ def test_an_environment_that_fails_in_a_call_fails_the_episode():
 def test_time_of_the_environment_is_not_the_codes_but_the_episodes():
     class Slow(Counter):
         async def step(self, action):
-            await asyncio.sleep(4.0)
+            await asyncio.sleep(2.5)
             return super().step(action)
 
-    trajectory = played(block("print(add(1))"), environment=Slow(), limits=Limits(seconds=3, cpu_seconds=60))
+    trajectory = played(block("print(add(1))"), environment=Slow(), limits=Limits(seconds=2, cpu_seconds=60))
     assert told(trajectory) == ["Observation: 1"]
-    trajectory = played(block("print(add(1))"), environment=Slow(), timeout=2.0)
+    trajectory = played(block("print(add(1))"), environment=Slow(), timeout=1.0)
     assert trajectory.failure is not None
     assert trajectory.failure.kind == "WaitTimeout"
 

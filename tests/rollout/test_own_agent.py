@@ -460,7 +460,7 @@ def test_an_agent_that_does_not_take_a_refusal_runs_out_of_time():
             with contextlib.suppress(openai.APIError):
                 await client.chat.completions.create(model=MODEL, messages=[user("more")])
 
-    (trajectory,) = played(stubborn, max_turns=2, group_size=1, timeout=4)
+    (trajectory,) = played(stubborn, max_turns=2, group_size=1, timeout=2)
     assert trajectory.failure is not None
     assert (trajectory.failure.boundary, trajectory.failure.kind) == ("agent", "WaitTimeout")
     assert trajectory.metrics["turns"] == 2
