@@ -4,6 +4,7 @@ import os
 import signal
 import socketserver
 import sys
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -51,6 +52,63 @@ def sandbox_here():
         bubblewrap.check()
     except ResourceError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def answered(monkeypatch, capsys):
+    """Run `flows.run` in this process; return the exit code, standard output and standard error."""
+    from flows.run import main
+
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; this restores it
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        try:
+            code: object = main(list(arguments)) or 0
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def prefect_root(tmp_path_factory):
+    return tmp_path_factory.mktemp("prefect-root")
+
+
+@pytest.fixture(scope="session")
+def prefect_server(prefect_root):
+    """A server of our own kind. Its environment is set before Prefect is first imported."""
+    from flows.orchestration import server
+
+    os.environ.update(server.client_environment(prefect_root))
+    running = server.start(prefect_root)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def shared_server(prefect_server, monkeypatch):
+    """Make the session's Prefect server that of each run in this process, in place of one for each run."""
+    from flows.orchestration import server
+
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
+    monkeypatch.setattr(server, "for_run", lambda root, *, keep=False: nullcontext(prefect_server))
+    return prefect_server
+
+
+@pytest.fixture
+def run(shared_server):
+    """Return the function that runs an experiment in this process."""
+    from flows.session import run
+
+    return run
+
+
+@pytest.fixture
+def command(shared_server, answered):
+    """Run `flows.run` in this process as a whole; return the exit code, standard output and standard error."""
+    return answered
 
 
 def pytest_unconfigure(config):

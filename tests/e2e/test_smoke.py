@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.history.records import Records
+
 CODE = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(1800)
 
@@ -51,7 +53,7 @@ class Place:
 
     def start(self, *overrides: str) -> subprocess.Popen:
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.run", "+experiment=smoke", f"root={self.root}", *overrides],
+            [sys.executable, "-m", "flows.run", *self.overrides(*overrides)],
             cwd=self.work,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -82,6 +84,10 @@ class Place:
             query = "select name, state_name from task_run where flow_run_id = ?"
             return [dict(database.execute(query, (flow,)).fetchall()) for flow in flows]
 
+    def overrides(self, *overrides: str) -> tuple[str, ...]:
+        """Arguments of a run in this root."""
+        return "+experiment=smoke", f"root={self.root}", *overrides
+
     def mlflow(self):
         from components.tracking.store import connect, local_uri
 
@@ -108,6 +114,18 @@ def installed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, installed):
     return Place(tmp_path_factory.mktemp("smoke"), installed)
+
+
+@pytest.fixture
+def finished(command):
+    """`finished(PLACE, *overrides)`: run in this process, for tests that do not ask about the process."""
+
+    def run(place: Place, *overrides: str) -> FinishedRun:
+        code, out, errors = command(*place.overrides(*overrides))
+        assert code == 0, errors
+        return FinishedRun(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
+
+    return run
 
 
 def test_the_console_script_lists_and_starts_the_commands(place, installed):
@@ -227,14 +245,14 @@ def test_again_nothing_runs_and_nothing_is_written_but_a_log(first, place):
     assert f"report:  {result['report']}" in lines
 
 
-def test_a_report_that_is_gone_is_written_again_and_its_run_tracked_without_a_server(first, place):
+def test_a_report_that_is_gone_is_written_again_and_its_run_tracked_without_a_server(first, place, finished):
     """Nothing runs, so there is nothing to show in Prefect."""
     log = place.root / "logs" / "prefect-server.log"
     before = log.stat().st_mtime_ns, place.states()
     report = Path(first.result["report"])
     text = report.read_text()
     report.unlink()
-    again = place.run()
+    again = finished(place)
     assert again.result["stages"] == dict.fromkeys(LABELS, "cached")
     assert again.result["run_id"] != first.result["run_id"]
     same = ("policy_digest", "success", "success_interval", "reward", "episodes")
@@ -246,9 +264,10 @@ def test_a_report_that_is_gone_is_written_again_and_its_run_tracked_without_a_se
     report.write_text(text)
 
 
-def test_rounds_end_early_and_the_best_policy_is_the_result_and_nothing_else_runs(first, place):
+@pytest.mark.usefixtures("first")
+def test_rounds_end_early_and_the_best_policy_is_the_result_and_nothing_else_runs(place, finished):
     course = ("rounds=3", "evaluate.every=1", "early_stopping={patience: 1}", "deploy.policy=best")
-    found = place.run(*course)
+    found = finished(place, *course)
     assert [found.result[name] for name in ("step", "rounds", "stopped_early")] == [0, 1, True]  # it never succeeds
     assert found.result["success_by_round"] == {"1": found.result["success"]}
     assert [label for label, status in found.result["stages"].items() if status == "ran"] == ["deploy"]
@@ -261,10 +280,10 @@ def test_rounds_end_early_and_the_best_policy_is_the_result_and_nothing_else_run
     assert "chosen as the best" in (Path(found.result["export"]) / "README.md").read_text()
 
 
-def test_a_guard_that_stops_ends_the_run_with_its_reason(first, place):
-    process = place.start("filter=successful", "guards.no_signal=stop")
-    out, errors = process.communicate(timeout=1500)
-    assert (process.returncode, out, "Traceback" in errors) == (1, "", False)
+@pytest.mark.usefixtures("first")
+def test_a_guard_that_stops_ends_the_run_with_its_reason(place, command):
+    code, out, errors = command(*place.overrides("filter=successful", "guards.no_signal=stop"))
+    assert (code, out, "Traceback" in errors) == (1, "", False)
     found = "filter[1] left nothing to train on: none of 4 episodes was kept (4 no_success)"
     assert f"GuardTriggered: {found}" in errors
     report = Path(re.search(r"^report:  (.+)$", errors, re.MULTILINE)[1]).read_text()
@@ -302,18 +321,24 @@ def test_terminated_it_ends_at_once_and_leaves_no_process(tmp_path):
     assert place.states() == [{"evaluate[start]": "Crashed"}]
 
 
-def test_interrupted_it_ends_at_once_and_goes_on_later(tmp_path):
+def test_interrupted_it_ends_at_once_and_goes_on_later(tmp_path, finished):
     place = Place(tmp_path)
     client = stopped(place, signal.SIGINT)
-    after = place.run(*SLOW)
+    after = finished(place, *SLOW)
     assert after.result["stages"]["evaluate[start]"] == "ran"
     resumed = [metric.value for metric in client.get_metric_history(after.result["run_id"], "eval/resumed")]
     assert 0 < resumed[0] < 16  # what was finished was not played again
     assert resumed[1] == 0
 
 
-def test_in_processes_of_their_own_the_stages_give_the_same(first, tmp_path):
+def test_in_processes_of_their_own_the_stages_give_the_same(first, place, tmp_path, finished):
+    """The stages of the round and its evaluation, each in a process; what they begin with is there."""
+    round_and_end = {"collect[1]", "judge[1]", "filter[1]", "train[1]", "evaluate[final]"}
+    recorded = Records(place.root).get(first.result["run_id"]).stages
+    keys = {stage.key for stage in recorded if stage.label in round_and_end}
     elsewhere = Place(tmp_path)
-    there = elsewhere.run("compute=process", "deploy=none")
-    assert there.result["policy_digest"] == first.result["policy_digest"]
+    shutil.copytree(place.root / "artifacts", elsewhere.root / "artifacts", ignore=lambda _, names: keys & {*names})
+    there = finished(elsewhere, "compute=process", "deploy=none").result
+    assert {label for label, status in there["stages"].items() if status == "ran"} == round_and_end
+    assert there["policy_digest"] == first.result["policy_digest"]
     assert elsewhere.processes() == []

@@ -1,9 +1,8 @@
-"""What the tests of flows share: tiny stages, and one Prefect server for the session, started only if a test asks."""
+"""What the tests of flows share: tiny stages, consoles and executions."""
 
 import io
 import logging
 import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,23 +67,6 @@ def root_logger():
 
 
 @pytest.fixture
-def answered(monkeypatch, capsys):
-    """Run `flows.run` in this process; return the exit code, standard output and standard error."""
-    from flows.run import main
-
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the command sets it; this restores it
-
-    def run(*arguments: str) -> tuple[object, str, str]:
-        try:
-            code: object = main(list(arguments)) or 0
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
 def recorded(monkeypatch, answered):
     """Run `flows.run` with a flow that records its arguments; return the exit code, the calls and standard error."""
     import flows
@@ -122,32 +104,3 @@ def execution(tmp_path, screen):
 
     spec = validate(ExperimentSpec, {**DATA, "root": str(tmp_path)})
     return Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "log")
-
-
-@pytest.fixture(scope="session")
-def prefect_root(tmp_path_factory):
-    return tmp_path_factory.mktemp("prefect-root")
-
-
-@pytest.fixture(scope="session")
-def prefect_server(prefect_root):
-    """A server of our own kind. Its environment is set before Prefect is first imported."""
-    import os
-
-    from flows.orchestration import server
-
-    os.environ.update(server.client_environment(prefect_root))
-    running = server.start(prefect_root)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def run(prefect_server, monkeypatch):
-    """Return the function that runs an experiment, with the session's Prefect server in place of one for each run."""
-    from flows.orchestration import server
-    from flows.session import run
-
-    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
-    monkeypatch.setattr(server, "for_run", lambda root, *, keep=False: nullcontext(prefect_server))
-    return run
