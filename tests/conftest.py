@@ -5,6 +5,7 @@ import signal
 import socketserver
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +23,8 @@ ENVIRONMENT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
 }
+
+LONGEST = [Path(__file__).parent / name for name in ("e2e", "faults")]
 
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
@@ -109,6 +112,11 @@ def run(shared_server):
 def command(shared_server, answered):
     """Run `flows.run` in this process as a whole; return the exit code, standard output and standard error."""
     return answered
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the folders whose tests take longest, so that no process is left with one of them at the end."""
+    items.sort(key=lambda item: not any(item.path.is_relative_to(folder) for folder in LONGEST))
 
 
 def pytest_unconfigure(config):

@@ -18,8 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from components.rewards.rules.returned import Returned
+from flows.experiment.compose import compose
 from flows.history.records import Records
-from tests.docs.pages import PAGES, ROOT, Block, blocks, commands
+from flows.planning.plan import plan
+from tests.docs.pages import PAGES, ROOT, Block, blocks, commands, words
 
 README = PAGES[0]
 COMMANDS = ROOT / "docs" / "start" / "commands.md"
@@ -110,17 +113,17 @@ def test_the_demonstrations_succeed_and_the_reward_is_the_users(home):
     assert scores.metrics["reward"] == pytest.approx(1 - 0.02)
 
 
-def test_options_of_the_command_line_replace_the_blocks_of_the_users_experiment(home):
-    """Start a run without the warmup and with another reward than those of the documented experiments."""
+def test_options_of_the_command_line_replace_the_blocks_of_the_users_experiment(home, monkeypatch):
+    """Plan a run without the warmup and with another reward than those of the documented experiments."""
     (command,) = [line for line in commands(README) if "--config-dir ~/mine/conf" in line]
-    root = home.folder / "chosen"
-    line = f"{command} root={root} reward=returned warmup=none rounds=1 deploy=none"
-    stages = json.loads(home.shell(line).stdout.splitlines()[-1])["stages"]
-    assert not [label for label in stages if "sft" in label]
-    run = Records(root).get("stock")
-    assert run.spec["reward"] == {"_target_": "components.rewards.rules.returned.Returned"}
-    assert run.spec["warmup"] is None
-    assert run.spec["environment"]["_target_"] == "stock.environment.Stock"
+    monkeypatch.syspath_prepend(home.folder / "mine")
+    [experiment] = [word for word in words(command) if word.startswith("+experiment=")]
+    chosen = ["reward=returned", "warmup=none", "rounds=1", "deploy=none", f"root={home.folder}/chosen"]
+    spec = compose([experiment, *chosen], config_dir=str(home.folder / "mine" / "conf"))
+    assert not [stage.label for stage in plan(spec).stages if "sft" in stage.label]
+    assert isinstance(spec.reward, Returned)
+    assert spec.warmup is None
+    assert type(spec.environment).__module__ == "stock.environment"
 
 
 @pytest.mark.parametrize("page", [page for page, scripts in SCRIPTS.items() if scripts])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from components.errors import SpecError
 from flows.experiment.compose import compose
 from tests.docs.pages import ROOT, blocks, words
-from tests.test_readme import environment, execute
+from tests.test_readme import execute
 
 PAGE = ROOT / "docs" / "guides" / "prompts_from_files.md"
 pytestmark = pytest.mark.timeout(1800)
@@ -42,17 +41,13 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_the_first_run_runs(folder):
-    command = commands()[0].replace("python -m", f"PYTHONPATH={ROOT} python -m", 1)
-    done = subprocess.run(
-        ["bash", "-c", f"{command} root={folder}/runs"],
-        cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=1500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+def test_the_first_run_runs(folder, command):
+    code, out, errors = command(*overrides(commands()[0]), f"root={folder}/runs")
+    assert code == 0, errors
+    result = json.loads(out.splitlines()[-1])
     assert set(result["stages"].values()) == {"ran"}
-    assert "judge[sft] ran in" in done.stderr
-    assert "reward 1 " in done.stderr.partition("judge[sft]")[2].partition("\n")[0]
+    assert "judge[sft] ran in" in errors
+    assert "reward 1 " in errors.partition("judge[sft]")[2].partition("\n")[0]
 
 
 def test_the_files_of_gsm8k_compose(folder):

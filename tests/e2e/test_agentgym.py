@@ -1,4 +1,4 @@
-"""A run on an AgentGym server, demonstrations and all, as a user starts it."""
+"""A run on an AgentGym server, demonstrations and all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tests.environments.agentgym_server import FakeAgentGym, trajectories
 pytestmark = pytest.mark.timeout(1800)
 
 
-def test_a_run_collects_trains_and_evaluates_on_a_server(tmp_path):
+def test_a_run_collects_trains_and_evaluates_on_a_server(tmp_path, finished):
     demonstrations = tmp_path / "agenttraj.json"
     demonstrations.write_text(json.dumps(trajectories("textcraft", range(16))))
     with FakeAgentGym("textcraft") as server:
-        done = Place(tmp_path).run(
+        done = finished(
+            Place(tmp_path),
             "environment=agentgym",
             "environment.kind=textcraft",
             f"environment.url={server.url}",

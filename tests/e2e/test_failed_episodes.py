@@ -29,12 +29,12 @@ SHORT = ("rounds=0", "warmup=none", "deploy=none", "evaluate.scenarios=4", "eval
 
 
 @pytest.mark.timeout(1800)
-def test_the_reasons_are_named_everywhere(tmp_path):
+def test_the_reasons_are_named_everywhere(tmp_path, monkeypatch, command, finished):
     place = Place(tmp_path)
     (tmp_path / "shop_agents.py").write_text(AGENT)
-    place.environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    monkeypatch.syspath_prepend(tmp_path)
     line = (*SHORT, "agent.function=shop_agents.agent", "allow=[shop_agents]")
-    done = place.run(*line, "evaluate.max_failures=2")
+    done = finished(place, *line, "evaluate.max_failures=2")
     report = html.unescape(Path(done.result["report"]).read_text())
     (log,) = (place.root / "logs").glob("smoke-*[0-9].log")
     reasons = ("KeyError: 'no such page'", "ValueError: status 401 for api_key=")
@@ -42,9 +42,8 @@ def test_the_reasons_are_named_everywhere(tmp_path):
         assert [reason in text for reason in reasons] == [True, True]
         assert TOKEN not in text
     assert re.search(r"evaluate\[start\] failed: 1 AgentError, KeyError \(agent\): \S+/0: KeyError", done.errors)
-    too_many = place.start(*line, "evaluate.max_failures=0", "seed=1")
-    _, errors = too_many.communicate(timeout=1500)
-    assert too_many.returncode == 1
+    code, _, errors = command(*place.overrides(*line, "evaluate.max_failures=0", "seed=1"))
+    assert code == 1
     log = max((place.root / "logs").glob("smoke-*[0-9].log"), key=os.path.getmtime)
     for text in (errors, log.read_text()):
         assert "KeyError: 'no such page'" in text

@@ -1,4 +1,4 @@
-"""A judge that is paid, in a whole run as a user starts it: it stops at a budget, it is killed, and goes on."""
+"""A judge that is paid, in a whole run: it stops at a budget, it is killed, and goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def questions(server):
     return Counter(json.dumps(one.body["messages"]) for one in server.requests)
 
 
-def test_a_run_stops_at_a_budget_is_killed_and_goes_on_and_pays_for_no_question_twice(tmp_path):
+def test_a_run_stops_at_a_budget_is_killed_and_goes_on_and_pays_for_no_question_twice(tmp_path, command, finished):
     place = Place(tmp_path)
     hold: list[int] = []
 
@@ -34,9 +34,8 @@ def test_a_run_stops_at_a_budget_is_killed_and_goes_on_and_pays_for_no_question_
         line = ("reward=ruler", f"reward.model.url={server.url}", "reward.model.model=judge", PRICE)
         line = (*line, "judge.concurrency=2", "reward.model.timeout=300")
 
-        spent = place.start(*line, "judge.budget=0.9")
-        out, errors = spent.communicate(timeout=1500)
-        assert (spent.returncode, out) == (1, "")
+        code, out, errors = command(*place.overrides(*line, "judge.budget=0.9"))
+        assert (code, out) == (1, "")
         assert "BudgetExceeded: judge.budget: " in errors
         assert "the same command with a higher judge.budget resumes" in errors
         assert "Traceback" not in errors
@@ -56,10 +55,10 @@ def test_a_run_stops_at_a_budget_is_killed_and_goes_on_and_pays_for_no_question_
         lost = {json.dumps(one.body["messages"]) for one in server.requests[paid + 3 :]}
         hold.clear()
 
-        done = place.run(*line)
+        done = finished(place, *line)
         assert {question for question, times in questions(server).items() if times > 1} <= lost
         calls = len(server.requests)
-        again = place.run(*line)
+        again = finished(place, *line)
         assert len(server.requests) == calls
     assert set(again.result["stages"].values()) == {"cached"}
     assert again.result["cost"] == 0

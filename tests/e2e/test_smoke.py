@@ -116,18 +116,6 @@ def place(tmp_path_factory, installed):
     return Place(tmp_path_factory.mktemp("smoke"), installed)
 
 
-@pytest.fixture
-def finished(command):
-    """`finished(PLACE, *overrides)`: run in this process, for tests that do not ask about the process."""
-
-    def run(place: Place, *overrides: str) -> FinishedRun:
-        code, out, errors = command(*place.overrides(*overrides))
-        assert code == 0, errors
-        return FinishedRun(json.loads(out.splitlines()[-1]), out.splitlines(), errors)
-
-    return run
-
-
 def test_the_console_script_lists_and_starts_the_commands(place, installed):
     def espalier(*arguments: str) -> subprocess.CompletedProcess:
         line = [sys.executable, installed / "bin" / "espalier", *arguments]
