@@ -26,7 +26,7 @@ from components.bounded_reply import InvalidReply, parse, typed
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_MEMORY = 64 << 20
-DEADLINE = 2.0
+DEADLINE = 1.0
 """Seconds that each client gives a reply."""
 TRIES = 3
 """Maximum number of tries of an invalid reply."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.source import MODULES, ROOT, parsed
 
 
 def test_every_public_class_has_a_name_of_its_own():
     modules: dict[str, list[str]] = defaultdict(list)
-    for package in ("components", "flows"):
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    modules[node.name].append(path.relative_to(ROOT).as_posix())
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].append(path.relative_to(ROOT).as_posix())
     assert len(modules) > 500
     assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}
 
@@ -36,22 +34,17 @@ STORED = {
 
 def test_no_name_is_an_empty_word():
     names = set()
-    for package in ("components", "flows"):
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                match node:
-                    case (
-                        ast.Name(id=name, ctx=ast.Store())
-                        | ast.arg(arg=name)
-                        | ast.Attribute(attr=name, ctx=ast.Store())
-                    ):
-                        pass
-                    case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                        pass
-                    case _:
-                        continue
-                if name in EMPTY_NAMES:
-                    names.add((path.relative_to(ROOT).as_posix(), name))
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    pass
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    pass
+                case _:
+                    continue
+            if name in EMPTY_NAMES:
+                names.add((path.relative_to(ROOT).as_posix(), name))
     assert names - STORED == set()
 
 
@@ -59,17 +52,15 @@ def test_no_docstring_begins_with_a_question_word():
     """Docstrings of tools are descriptions that a model reads; they keep their words."""
     question = re.compile(r"\s*(What|Of|How|Whether|Who|Where|Why|Which|When|Told|That)\b")
     found = []
-    for package in ("components", "flows"):
-        for path in (ROOT / package).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            tools = {
-                id(node.body[0])
-                for node in ast.walk(tree)
-                if isinstance(node, ast.FunctionDef)
-                and any(ast.unparse(item) == "tool" for item in node.decorator_list)
-            }
-            for node in ast.walk(tree):
-                text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
-                if isinstance(text, str) and id(node) not in tools and question.match(text):
-                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    for path in MODULES:
+        tree = parsed(path)
+        tools = {
+            id(node.body[0])
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and any(ast.unparse(item) == "tool" for item in node.decorator_list)
+        }
+        for node in ast.walk(tree):
+            text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+            if isinstance(text, str) and id(node) not in tools and question.match(text):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert found == []

@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.source import MODULES, parsed
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements" / "lock.txt").read_text().splitlines()
@@ -53,8 +55,8 @@ def test_every_imported_package_is_declared():
     declared = PROJECT["dependencies"] + [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
     names = {canonicalize_name(Requirement(line).name) for line in declared}
     imported = set()
-    for path in [*(ROOT / "components").rglob("*.py"), *(ROOT / "flows").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:

@@ -85,7 +85,7 @@ def _modules() -> list[tuple[str, ast.Module]]:
     for package in ("components", "flows", "hydra_plugins"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            parsed.append((name, ast.parse(path.read_text("utf-8"))))
+            parsed.append((name, parsed(path)))
     return parsed
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from components.rewards.rules.returned import Returned
 from flows.experiment.compose import compose
 from flows.history.records import Records
 from flows.planning.plan import plan
@@ -121,9 +120,9 @@ def test_options_of_the_command_line_replace_the_blocks_of_the_users_experiment(
     chosen = ["reward=returned", "warmup=none", "rounds=1", "deploy=none", f"root={home.folder}/chosen"]
     spec = compose([experiment, *chosen], config_dir=str(home.folder / "mine" / "conf"))
     assert not [stage.label for stage in plan(spec).stages if "sft" in stage.label]
-    assert isinstance(spec.reward, Returned)
+    assert spec.reward.target == "components.rewards.rules.returned.Returned"
     assert spec.warmup is None
-    assert type(spec.environment).__module__ == "stock.environment"
+    assert spec.environment.target == "stock.environment.Stock"
 
 
 @pytest.mark.parametrize("page", [page for page, scripts in SCRIPTS.items() if scripts])

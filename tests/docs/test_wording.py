@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tests.docs.pages import PAGES, ROOT
+from tests.source import MODULES, parsed
 
 PHRASES = {
     r"made (anew|again)": "recomputed",
@@ -84,10 +85,9 @@ def test_pages_and_configuration_use_the_terms_of_the_field():
 
 def test_messages_use_the_terms_of_the_field():
     """Texts that a model reads are part of stage keys and stay as they are."""
-    for folder in ("components", "flows"):
-        texts = {path: list(messages(path)) for path in (ROOT / folder).rglob("*.py")}
-        assert sum(map(len, texts.values())) > 100
-        assert wording(texts, texts.__getitem__) == {}
+    texts = {path: list(messages(path)) for path in MODULES}
+    assert sum(map(len, texts.values())) > 200
+    assert wording(texts, texts.__getitem__) == {}
 
 
 def wording(files: Iterable[Path], lines: Callable[[Path], Iterable[tuple[int, str]]]) -> dict[str, list[str]]:
@@ -113,7 +113,7 @@ def term(text: str) -> str:
 
 def messages(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the messages of a module with their lines: errors, problems, warnings and lines on the console."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         match node:
             case ast.Raise():
                 pass

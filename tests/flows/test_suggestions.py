@@ -20,6 +20,7 @@ from flows.experiment.compose import check
 from flows.experiment.composer import Composer
 from flows.experiment.spec import ExperimentSpec
 from flows.terminal.arguments import CODE
+from tests.source import MODULES, parsed
 
 ONE_EXPERIMENT = "+experiment=smoke"
 
@@ -211,7 +212,6 @@ def test_an_experiment_beside_its_folder_is_named_with_its_place(tmp_path):
 
 # --- overrides in the source ------------------------------------------------------------------------------------------
 
-PACKAGES = ("components", "flows")
 WRITTEN = re.compile(
     r"(?<![\w./\\?&-])(?P<key>[+~]{0,2}[a-z_][\w/]*(?:[.@][a-z_]\w*)*)="
     r"(?P<value>\{[^{}]*\}|\[[^\[\]]*\]|(?:[^\s,;:()'\"`|{}\[\]]|[:,](?=[^\s,;:'\"]))*)"
@@ -253,8 +253,8 @@ def written() -> dict[tuple[str, str | None], str]:
     with an equals sign do not begin with a key of a configuration; the keys of a `Problem` in components are relative
     to their spec."""
     places: dict[tuple[str, str | None], str] = {}
-    for path in sorted(path for package in PACKAGES for path in (CODE / package).rglob("*.py")):
-        for line, name, value in overrides_in(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in MODULES:
+        for line, name, value in overrides_in(parsed(path)):
             first = re.split("[.@]", name)[0]
             if first in ExperimentSpec.model_fields or (first != "hydra" and COMPOSER.tree.is_group(first)):
                 literal = None if OPEN.search(value) else value
