@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -267,10 +268,11 @@ def _of_environment(text: str) -> Iterator[Span]:
     """Yield occurrences of values of secret environment variables."""
     if len(text) < _SHORTEST_VALUE:
         return
-    for name, value in os.environ.items():
+    for name in _secret_names(tuple(os.environ)):
+        value = os.environ.get(name, "")
         if len(value) < _SHORTEST_VALUE or value not in text:
             continue
-        if name not in KNOWN and not (is_secret(name) and _is_distinct(value)):
+        if name not in KNOWN and not _is_distinct(value):
             continue
         start = text.find(value)
         while start >= 0:
@@ -278,6 +280,12 @@ def _of_environment(text: str) -> Iterator[Span]:
             if not (text[start - 1 : start] + text[end : end + 1]).isalnum():
                 yield Span(start, end, f"the value of the environment variable {name}")
             start = text.find(value, end)
+
+
+@functools.lru_cache(maxsize=16)
+def _secret_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of secrets among those of environment variables."""
+    return tuple(name for name in names if name in KNOWN or is_secret(name))
 
 
 def _is_distinct(value: str) -> bool:

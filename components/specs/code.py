@@ -7,9 +7,12 @@ result. They are computed for each stage that runs, so imports are read with a r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -35,10 +38,10 @@ def modules_of(roots: Iterable[str]) -> dict[str, str]:
     visited = set(todo)
     while todo:
         module = todo.pop()
-        path = _file(module)
-        if path is None:
+        file = _file(module)
+        if file is None:
             continue
-        status = path.stat()
+        path, status = file
         digests[module], imports = _read(module, path, status.st_mtime_ns, status.st_size)
         todo += imports - visited
         visited |= imports
@@ -75,6 +78,7 @@ def _listed(text: str) -> Iterator[str]:
     return (match[1] for part in plain.split(",") if (match := _NAME.match(part)))
 
 
+@functools.cache
 def _belongs(module: str) -> bool:
     def below(packages: Iterable[str]) -> bool:
         return any(module == package or module.startswith(f"{package}.") for package in packages)
@@ -82,20 +86,26 @@ def _belongs(module: str) -> bool:
     return below(PACKAGES) and not below(NEUTRAL)
 
 
-def _file(module: str) -> Path | None:
-    """Return the source file of a module of the project that counts; None for others and for attributes."""
+def _file(module: str) -> tuple[str, os.stat_result] | None:
+    """Return the source file of a module of the project that counts; None for others and for attributes.
+
+    Called for every name that a module imports, of which most are attributes: plain texts cost a tenth of paths."""
     if not _belongs(module):
         return None
-    path = PROJECT.joinpath(*module.split("."))
-    candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
+    base = f"{PROJECT}/{module.replace('.', '/')}"
+    for path in (f"{base}.py", f"{base}/__init__.py"):
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            if stat.S_ISREG(status.st_mode):
+                return path, status
+    return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(module: str, path: Path, modified: int, size: int) -> tuple[str, frozenset[str]]:
+def _read(module: str, path: str, modified: int, size: int) -> tuple[str, frozenset[str]]:
     """Return the digest of a source file and the names that it imports from packages that count. modified, size: of the
     file, so that an edited file is read again."""
-    source = path.read_bytes()
-    names = imported_names(module, source.decode(errors="replace"), is_package=path.name == "__init__.py")
+    source = Path(path).read_bytes()
+    names = imported_names(module, source.decode(errors="replace"), is_package=path.endswith("/__init__.py"))
     imports = frozenset(name for name in names if _belongs(name))
     return hashlib.sha256(source).hexdigest()[:16], imports
