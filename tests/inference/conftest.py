@@ -47,6 +47,18 @@ def engine(make_engine):
     return make_engine()
 
 
+@pytest.fixture
+def echo():
+    """An engine that answers with what it was asked, under the base policy, and its server."""
+    from components.inference.server import ModelServer
+    from tests.inference.test_server import EchoEngine
+
+    engine = EchoEngine()
+    engine.policy = "base"
+    with ModelServer(engine, "shop") as server:
+        yield engine, server
+
+
 @pytest.fixture(scope="session")
 def adapters(adapter_dir, tmp_path_factory) -> Path:
     """A folder with the adapter, `trained`, and damaged ones beside it."""

@@ -20,7 +20,6 @@ from components.inference import grammar, grammar_compiler, grammar_text
 from components.inference.protocol import ChatRequest, LogitChange, ResponseForm, Sampling
 from components.rollout.capture import Capture
 from components.trajectories.schema import Scenario, Trajectory
-from components.trajectories.tool_calls import read_tagged
 from tests.inference.scripted import served
 
 needs_llguidance = pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance is not installed")
@@ -383,12 +382,6 @@ def test_bytes_of_tokens_are_those_of_the_text(engine):
         assert len(known) == 300
         assert 299 in special
     assert [_sentence_piece(name) for name in ("▁Haus", "<0x0A>", "ü")] == [b" Haus", b"\n", "ü".encode()]
-
-
-def test_the_tagged_grammar_writes_what_the_parser_reads():
-    text = grammar_text.tagged_call([PING["function"]])
-    assert text.startswith('start: "<tool_call>" call\ncall: call0\ncall0: "\\n" %json ')
-    assert read_tagged('<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')[1] == [("ping", "{}")]
 
 
 def test_arguments_beyond_properties_are_refused_for_pythonic_calls():

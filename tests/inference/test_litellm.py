@@ -12,11 +12,10 @@ from components import retry
 from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.engines.litellm import LiteLLMEngine, LiteLLMSpec
 from components.inference.protocol import ChatRequest, Sampling
-from components.inference.server import ModelServer
 from components.litellm_client import litellm
 from components.specs.served import PriceSpec
 from tests.inference.faulty import EMPTY, Line, answer, completion, status
-from tests.inference.test_server import WEATHER, EchoEngine
+from tests.inference.test_server import WEATHER
 from tests.rollout.worlds import discard_litellm_clients
 
 HELLO = ChatRequest([{"role": "user", "content": "hello"}], [WEATHER], sampling=Sampling(0.5, max_tokens=17), seed=5)
@@ -46,23 +45,20 @@ def ask(url: str, request: ChatRequest = HELLO, **options):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*unclosed.*:ResourceWarning")
-def test_other_code_in_the_process_calls_litellm_on_its_own_event_loops():
+def test_other_code_in_the_process_calls_litellm_on_its_own_event_loops(echo):
     async def call(url):
         messages = [{"role": "user", "content": "x"}]
         await litellm().acompletion(model="openai/shop", messages=messages, api_base=url, max_retries=0)
 
-    with ModelServer(EchoEngine(), "shop") as server:
-        for _ in range(2):
-            ask(server.url)
-            asyncio.run(call(server.url))
+    for _ in range(2):
+        ask(echo[1].url)
+        asyncio.run(call(echo[1].url))
     discard_litellm_clients()
 
 
-def test_a_request_reaches_the_model_with_its_tools_and_its_tokens_are_counted():
-    engine = EchoEngine()
-    engine.policy = "base"
-    with ModelServer(engine, "shop") as server:
-        answered = ask(server.url, price=PriceSpec(input=1e6, output=2e6))
+def test_a_request_reaches_the_model_with_its_tools_and_its_tokens_are_counted(echo):
+    engine, server = echo
+    answered = ask(server.url, price=PriceSpec(input=1e6, output=2e6))
     (request,) = engine.requests
     assert request.messages == HELLO.messages
     assert request.tools == HELLO.tools
@@ -72,15 +68,9 @@ def test_a_request_reaches_the_model_with_its_tools_and_its_tokens_are_counted()
     assert answered.usage is not None
     assert (answered.usage.prompt_tokens, answered.sampled_tokens) == (3, 1)
     assert answered.usage.cost == pytest.approx(3 * 1.0 + 1 * 2.0)
-
-
-def test_a_model_without_a_price_has_an_unknown_cost():
-    engine = EchoEngine()
-    engine.policy = "base"
-    with ModelServer(engine, "shop") as server:
-        usage = ask(server.url).usage
-    assert usage is not None
-    assert usage.cost is None
+    unpriced = ask(server.url).usage
+    assert unpriced is not None
+    assert unpriced.cost is None
 
 
 def test_what_may_pass_is_retried():
@@ -99,11 +89,9 @@ def test_what_does_not_pass_ends_at_once():
             ask(line.url)
 
 
-def test_parameters_of_a_request_can_be_added_and_removed():
-    engine = EchoEngine()
-    engine.policy = "base"
-    with ModelServer(engine, "shop") as server:
-        ask(server.url, extra={"temperature": None, "top_p": 0.5})
+def test_parameters_of_a_request_can_be_added_and_removed(echo):
+    engine, server = echo
+    ask(server.url, extra={"temperature": None, "top_p": 0.5})
     assert (engine.requests[0].sampling.top_p, engine.requests[0].sampling.temperature) == (0.5, 1.0)
 
 

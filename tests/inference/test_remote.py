@@ -23,7 +23,7 @@ from components.rollout.request import episode_requests
 from components.rollout.spec import EpisodeLimits
 from components.specs import validate
 from tests.inference.faulty import EMPTY, Line, answer, completion, cut, status
-from tests.inference.test_server import WEATHER, EchoEngine
+from tests.inference.test_server import WEATHER
 from tests.rollout.worlds import run_episodes
 
 GOOD = completion({"content": "yes"}, token_ids=[7, 8], logprobs={"content": [{"logprob": -0.5}, {"logprob": -1.0}]})
@@ -53,14 +53,6 @@ def connect():
 
 def ask(engine: RemoteEngine, request: ChatRequest = HELLO):
     return asyncio.run(engine.chat(request))
-
-
-@pytest.fixture
-def echo():
-    engine = EchoEngine()
-    engine.policy = "base"
-    with ModelServer(engine, "shop") as server:
-        yield engine, server
 
 
 def test_a_request_reaches_the_other_engine_as_it_is(connect, echo):

@@ -13,7 +13,6 @@ from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.protocol import ResponseForm
 from components.inference.vllm.client import StreamedCompletion
 from components.json_reply import FailedAttempt
-from tests.inference.scripted import served
 from tests.inference.test_forms import needs_llguidance
 from tests.inference.test_vllm import HELLO, ask, die, seen
 
@@ -112,24 +111,6 @@ def test_the_most_likely_tokens_are_returned_with_and_without_a_stream(start, co
     assert reported == answer.likeliest[:-1]
     assert ask(engine).likeliest == []
     assert "return_tokens_as_token_ids" not in seen(server, "/v1/completions")[-1]
-
-
-def test_over_http_top_logprobs_have_the_shape_of_the_embedded_engine(start, connect, engine):
-    asked = {"model": "m", "messages": HELLO.messages, "logprobs": True, "top_logprobs": 2, "max_tokens": 4, "seed": 3}
-    shapes = []
-    for subject in (connect(start()), engine):
-        with served(subject, decode=subject.tokenizer.decode) as client:
-            [whole] = client.chat.completions.create(**asked).choices
-            chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
-        entries = whole.logprobs.content
-        streamed = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
-        assert streamed == entries
-        shapes.append(
-            [(entry.model_fields_set, [top.model_fields_set for top in entry.top_logprobs]) for entry in entries]
-        )
-    assert {len(tops) for tops in (entry[1] for entry in shapes[0])} <= {1, 2}
-    assert shapes[0][0][0] == shapes[1][0][0]
-    assert shapes[0][0][1][0] == shapes[1][0][1][0]
 
 
 class Heard:
