@@ -156,7 +156,9 @@ def chat_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: 
     else:
         content = _plain_form(wanted, "response_format", problems)
     choice = _choice(ChatChoice, body.tool_choice, problems)
-    return _offer(body, tools, strict, content, choice, "response_format", context, problems)
+    calls = _calls(choice, tools, strict and not context.recorded, problems)
+    form = _combined(content, calls, bool(tools), "response_format", problems)
+    return _offer(body, tools, form, context, problems)
 
 
 def responses_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: list[Problem]) -> Offer:
@@ -169,7 +171,9 @@ def responses_offer(body: ToolsBody, wanted: Any, context: RequestContext, probl
     else:
         content = _plain_form(wanted, "text.format", problems)
     choice = _choice(ResponsesChoice, body.tool_choice, problems)
-    return _offer(body, tools, strict, content, choice, "text.format", context, problems)
+    calls = _calls(choice, tools, strict and not context.recorded, problems)
+    form = _combined(content, calls, bool(tools), "text.format", problems)
+    return _offer(body, tools, form, context, problems)
 
 
 def logit_change(body: LogitBody, allowed: bool, problems: list[Problem]) -> LogitChange:
@@ -302,24 +306,24 @@ def _calls(
     return ResponseForm(calls=(choice.name,))
 
 
+def _combined(
+    content: ResponseForm, calls: ResponseForm, offered: bool, path: str, problems: list[Problem]
+) -> ResponseForm:
+    """Return the form of a response with this content or these calls. offered: True if the request has tools. path: of
+    the content's form."""
+    if content == FREE:
+        return calls
+    if calls.calls:
+        text = "a response that must call a tool has no content with a schema; send one of it and tool_choice"
+        problems.append(Problem(path, text))
+    either = offered and calls != NO_CALLS
+    return replace(content, calls=None if either else (), strict=either)
+
+
 def _offer(
-    body: ToolsBody,
-    tools: list[dict[str, Any]],
-    strict: bool,
-    content: ResponseForm,
-    choice: str | ChosenFunction | None,
-    path: str,
-    context: RequestContext,
-    problems: list[Problem],
+    body: ToolsBody, tools: list[dict[str, Any]], form: ResponseForm, context: RequestContext, problems: list[Problem]
 ) -> Offer:
-    """Return the offer of tools with a response of this content or of calls. path: of the content's form."""
-    form = calls = _calls(choice, tools, strict and not context.recorded, problems)
-    if content != FREE:
-        if calls.calls:
-            text = "a response that must call a tool has no content with a schema; send one of it and tool_choice"
-            problems.append(Problem(path, text))
-        either = bool(tools) and calls != NO_CALLS
-        form = replace(content, calls=None if either else (), strict=either)
+    """Return the offer of tools, with one call at most for `parallel_tool_calls: false`."""
     if body.parallel_tool_calls is False and tools and form.calls is None:  # else none, or a required one
         if context.recorded:
             text = "false would hold the policy to one call, but training needs its own responses; leave it out"
