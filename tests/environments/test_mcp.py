@@ -59,11 +59,11 @@ def over_http():
         port = free.getsockname()[1]
     process = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stderr=subprocess.DEVNULL)
     try:
-        for _ in range(1200):
+        for _ in range(6000):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
-            time.sleep(0.1)
+            time.sleep(0.02)
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.kill()
