@@ -20,6 +20,7 @@ import pytest
 
 from components.environments.service import airline, retail
 from tests.pumping import texts
+from tests.source import MODULES, parsed
 
 pytestmark = pytest.mark.security
 
@@ -81,12 +82,9 @@ class Use:
 
 @functools.cache
 def _modules() -> list[tuple[str, ast.Module]]:
-    parsed = []
-    for package in ("components", "flows", "hydra_plugins"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            parsed.append((name, parsed(path)))
-    return parsed
+    plugins = sorted((ROOT / "hydra_plugins").rglob("*.py"))
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in [*MODULES, *plugins]}
+    return [(name.removesuffix(".__init__"), parsed(path)) for path, name in names.items()]
 
 
 @functools.cache
