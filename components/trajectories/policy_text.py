@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
 
 from components.trajectories.schema import Trajectory
 
@@ -31,14 +30,6 @@ def text(trajectory: Trajectory) -> str:
         for content, calls in policy_messages(trajectory)
     ]
     return "\n".join(lines)
-
-
-def identical(trajectories: Iterable[Trajectory]) -> tuple[float | None, float | None]:
-    """Return the shares of `IdenticalTexts` of these episodes."""
-    texts = IdenticalTexts()
-    for trajectory in trajectories:
-        texts.add(trajectory)
-    return texts.shares()
 
 
 class IdenticalTexts:

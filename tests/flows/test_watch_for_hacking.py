@@ -13,7 +13,7 @@ from components.errors import GuardTriggered, SpecError
 from components.evaluation.metrics import bootstrap, paired_rewards
 from components.pages.report import Finding, Report, render
 from components.rewards.rules.outcome import repetition
-from components.trajectories.policy_text import identical, policy_messages, text
+from components.trajectories.policy_text import IdenticalTexts, policy_messages, text
 from components.trajectories.schema import Score
 from components.trajectories.store import write_scores, write_trajectories
 from flows.experiment.guards import ADVICE, DRIFTS, RULES, GuardsSpec, RoundMetrics, RunGuards, drift_message
@@ -100,6 +100,13 @@ def test_success_has_clearly_risen_by_the_interval_of_two_shares():
 
 def spoken(group: str, sample: int, *texts: str, success: bool = False):
     return episode(group, sample, success=success, histories=[talk("Hello.", *texts)])
+
+
+def identical(trajectories):
+    texts = IdenticalTexts()
+    for trajectory in trajectories:
+        texts.add(trajectory)
+    return texts.shares()
 
 
 def test_what_a_policy_said_is_its_texts_and_calls():

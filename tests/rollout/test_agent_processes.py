@@ -17,7 +17,7 @@ from components.inference.app import AppOptions
 from components.inference.server import ModelServer
 from components.rollout.own_agent import MODEL, OwnAgent
 from components.rollout.players.player import Player
-from tests.rollout.worlds import Echo, Parrot, collect, scenarios
+from tests.rollout.worlds import Echo, Parrot, collect, endpoint, scenarios
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,11 +28,8 @@ SCRIPT = """
     import time
 
     from components.errors import TooManyFailures
-    from components.inference.app import AppOptions
-    from components.inference.server import ModelServer
-    from components.rollout.own_agent import MODEL, OwnAgent
     from components.rollout.players.player import Player
-    from tests.rollout.worlds import Echo, Parrot, collect, scenarios
+    from tests.rollout.worlds import endpoint, Echo, Parrot, collect, scenarios
 
     started = asyncio.Event()
     running = 0
@@ -52,11 +49,9 @@ SCRIPT = """
         await process.communicate()
 
 
-    engines = {{}}
-    with ModelServer(Parrot(), MODEL, AppOptions(engines=engines, timeout=600)) as server:
-        player = Player(OwnAgent(agent, server.url, engines))
+    with endpoint(Parrot(), agent) as (own, _, _):
         try:
-            collect(Parrot(), Echo, scenarios(4), player=player, group_size=1, max_failures=0, timeout=600.0)
+            collect(Parrot(), Echo, scenarios(4), player=Player(own), group_size=1, max_failures=0, timeout=600.0)
         except TooManyFailures as error:
             print("stopped:", error)
     time.sleep({seconds} + 1)  # the processes have ended by now: asyncio's threads hear of it
@@ -125,10 +120,8 @@ def test_the_reason_of_a_process_is_its_error_and_not_its_command_line():
         command = [sys.executable, "-c", code, api_key]
         subprocess.run(command, check=True, capture_output=True)
 
-    engines: dict = {}
-    with ModelServer(Parrot(), MODEL, AppOptions(engines=engines, timeout=600)) as server:
-        player = Player(OwnAgent(agent, server.url, engines))
-        (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=player, group_size=1, timeout=600.0)
+    with endpoint(Parrot(), agent) as (own, _, _):
+        (trajectory,) = collect(Parrot(), Echo, scenarios(1), player=Player(own), group_size=1, timeout=600.0)
     assert trajectory.failure is not None
     assert trajectory.failure.message.startswith(
         f"CalledProcessError: {sys.executable}: exit code 1: ValueError: no such page *** (tests/rollout/"

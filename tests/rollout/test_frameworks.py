@@ -9,13 +9,10 @@ from importlib.metadata import version
 import pytest
 
 from components.environments.tools import ToolEnvironment, tool
-from components.inference.app import AppOptions
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
-from components.inference.server import ModelServer
-from components.rollout.own_agent import MODEL, OwnAgent
 from components.rollout.players.player import Player
 from components.trajectories.schema import Scenario
-from tests.rollout.worlds import collect, discard_litellm_clients
+from tests.rollout.worlds import collect, discard_litellm_clients, endpoint
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -230,9 +227,8 @@ AGENTS = {
 def test_an_agent_of_a_framework_is_one_exact_history(agent):
     package = AGENTS[agent]
     pytest.importorskip({"openai-agents": "agents"}.get(package, package))
-    engine, engines = Clerk(), {}
-    with ModelServer(engine, MODEL, AppOptions(engines=engines, timeout=600)) as server:
-        own = OwnAgent(agent, server.url, engines)
+    engine = Clerk()
+    with endpoint(engine, agent) as (own, _, _):
         found = collect(engine, Stock, Stock().scenarios("train"), player=Player(own), timeout=200.0, group_size=1)
     if package == "litellm":
         discard_litellm_clients()

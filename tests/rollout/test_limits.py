@@ -32,8 +32,8 @@ from components.rollout.pool import EnvironmentPool
 from components.trajectories.truncation import CALLS, CONTEXT, LIMITS, MESSAGES, TURNS, is_truncated, limit_texts
 from flows.stages import episode_failures
 from flows.stages.episode_figures import figures
-from tests.rollout.test_own_agent import ask, endpoint, user
-from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, play, scenarios
+from tests.rollout.test_own_agent import ask, user
+from tests.rollout.worlds import AsyncEcho, Echo, Parrot, collect, endpoint, play, scenarios
 
 
 @pytest.fixture(autouse=True)

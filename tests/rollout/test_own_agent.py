@@ -14,29 +14,19 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from importlib.util import find_spec
 
 import openai
 import pytest
 
 from components.errors import EngineError, SpecError
-from components.inference.app import AppOptions
 from components.inference.protocol import Sampling
-from components.inference.server import ModelServer
 from components.rollout.capture import Capture
 from components.rollout.own_agent import MODEL, OwnAgent
 from components.rollout.players.player import Player
 from components.trajectories.schema import History, Message, Trajectory
 from components.trajectories.truncation import LIMITS
-from tests.rollout.worlds import Echo, Parrot, collect, discard_litellm_clients, scenarios
-
-
-@contextmanager
-def endpoint(engine, function):
-    engines = {}
-    with ModelServer(engine, MODEL, AppOptions(engines=engines, timeout=600)) as server:
-        yield OwnAgent(function, server.url, engines), server.url, engines
+from tests.rollout.worlds import Echo, Parrot, collect, discard_litellm_clients, endpoint, scenarios
 
 
 def played(function, *, count=1, engine=None, **options):

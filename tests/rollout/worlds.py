@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from components.environments.protocol import Environment, Step
-from components.errors import EnvironmentUnavailable
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Engine, Sampling
 from components.rollout.agent import AgentLoop
 from components.rollout.collector import EpisodeListener, play_episodes
@@ -18,6 +18,9 @@ from components.rollout.pool import EnvironmentPool
 from components.rollout.request import EpisodeRequest, episode_requests
 from components.rollout.spec import EpisodeLimits
 from components.trajectories.schema import Scenario, Trajectory
+
+if TYPE_CHECKING:
+    from components.rollout.own_agent import OwnAgent
 
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -123,39 +126,23 @@ class Parrot:
 
 
 class Listener(EpisodeListener):
-    """Passes events on to functions."""
+    """Holds the trajectories by id, and passes events on to functions."""
 
-    def __init__(self, on_begin=None, on_episode=None, on_retry=None):
+    def __init__(self, held=None, on_begin=None, on_episode=None, on_retry=None):
+        self.held: dict[str, Trajectory] = dict(held or {})
         self.on_begin, self.on_episode, self.on_retry = on_begin, on_episode, on_retry
 
     def begin(self, name, engine):
         return self.on_begin(name, engine) if self.on_begin else engine
 
     def end(self, trajectory, seconds):
+        self.held[trajectory.id] = trajectory
         if self.on_episode:
             self.on_episode(trajectory, seconds)
 
     def retry(self, error):
         if self.on_retry:
             self.on_retry(error)
-
-
-class KeepingListener(EpisodeListener):
-    """Listener that also holds the trajectories, by id."""
-
-    def __init__(self, held: dict[str, Trajectory], listener: EpisodeListener):
-        self._held = held
-        self._listener = listener
-
-    def begin(self, name: str, engine: Engine) -> Engine:
-        return self._listener.begin(name, engine)
-
-    def end(self, trajectory: Trajectory, seconds: float) -> None:
-        self._held[trajectory.id] = trajectory
-        self._listener.end(trajectory, seconds)
-
-    def retry(self, error: EnvironmentUnavailable) -> None:
-        self._listener.retry(error)
 
 
 def run_episodes(
@@ -166,27 +153,24 @@ def run_episodes(
     *,
     player: Player | None = None,
     finished: Mapping[str, Trajectory] | None = None,
-    listener: EpisodeListener | None = None,
+    **events: Callable[..., Any],
 ) -> list[Trajectory]:
-    """Play all episodes and return their trajectories, in the order of `play_episodes`, and with its arguments."""
-    held = dict(finished or {})
-    keeping = KeepingListener(held, listener or EpisodeListener())
-    names = play_episodes(engine, environments, requests, limits, player=player, finished=finished, listener=keeping)
-    return [held[name] for name in names]
+    """Play all episodes and return their trajectories, in the order of `play_episodes`. events: of `Listener`."""
+    listener = Listener(finished, **events)
+    names = play_episodes(engine, environments, requests, limits, player=player, finished=finished, listener=listener)
+    return [listener.held[name] for name in names]
 
 
 REQUEST = ("sampling", "max_turns", "seed", "temperature_step")
-EVENTS = ("on_begin", "on_episode", "on_retry")
 
 
 def collect(engine: Any, make: Any, jobs: list[Scenario], group_size: int = 2, **options: Any) -> list[Trajectory]:
-    """Play episodes with the options of `episode_requests`, `EpisodeLimits`, `Listener` and `run_episodes`."""
+    """Play episodes with the options of `episode_requests`, `EpisodeLimits` and `run_episodes`."""
     options = {"sampling": Sampling(max_tokens=8), "max_turns": 4, "seed": 0} | options
     requests = episode_requests(jobs, group_size, **{name: options.pop(name) for name in REQUEST if name in options})
-    listener = Listener(**{name: options.pop(name) for name in EVENTS if name in options})
     limits = {name: options.pop(name) for name in EpisodeLimits.model_fields if name in options}
     limits = EpisodeLimits(**{"concurrency": 3, "max_failures": 1000, "retries": 0} | limits)
-    return run_episodes(engine, make, requests, limits, listener=listener, **options)
+    return run_episodes(engine, make, requests, limits, **options)
 
 
 async def play(
@@ -200,3 +184,15 @@ async def play(
     """Play one episode of the agent loop with the options of `EpisodeRequest`."""
     request = EpisodeRequest(scenario=scenario, **{"sample": 0, "seed": 0, "sampling": Sampling()} | options)
     return await AgentLoop(presentation).play(engine, environment, request)
+
+
+@contextmanager
+def endpoint(engine: Any, function: Callable[..., Any]) -> Iterator[tuple[OwnAgent, str, dict[str, Any]]]:
+    """Provide an agent of one's own, its URL, and the engines by key."""
+    from components.inference.app import AppOptions
+    from components.inference.server import ModelServer
+    from components.rollout.own_agent import MODEL, OwnAgent
+
+    engines: dict[str, Any] = {}
+    with ModelServer(engine, MODEL, AppOptions(engines=engines, timeout=600)) as server:
+        yield OwnAgent(function, server.url, engines), server.url, engines
