@@ -1,4 +1,4 @@
-"""Schemas are narrowed to finite numbers."""
+"""Schemas before their grammar: numbers are narrowed to finite ones; literals may have no special tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import jsonschema
 import pytest
 
-from components.inference.json_schemas import with_finite_numbers
+from components.inference.json_schemas import special_literal, with_finite_numbers
 
 NUMBER = {"type": "number"}
 CASES = [
@@ -51,3 +51,28 @@ def test_what_is_no_schema_is_left_to_the_compiler():
     assert (with_finite_numbers(True), with_finite_numbers(None)) == (True, None)
     schema = {"properties": {"a": 3}, "anyOf": {}, "type": 4}
     assert with_finite_numbers(schema)["properties"] == schema["properties"]
+
+
+SPECIAL = ["<|im_end|>"]
+TEXT = "a <|im_end|>"
+
+
+def test_literals_are_seen_wherever_they_are():
+    for schema in (
+        {"const": TEXT},
+        {"const": {"x": [TEXT]}},
+        {"enum": ["b", TEXT]},
+        {"pattern": TEXT},
+        {"required": [TEXT]},
+        {"properties": {TEXT: {}}},
+        {"properties": {"description": {"const": TEXT}}},
+        {"items": {"anyOf": [{"const": 1}, {"const": TEXT}]}},
+        {"$defs": {"x": {"const": TEXT}}},
+    ):
+        assert special_literal(schema, SPECIAL) == TEXT, schema
+
+
+def test_other_schemas_have_none():
+    annotated = {"description": TEXT, "default": TEXT, "examples": [TEXT]}
+    for schema in (None, True, {}, {"const": 1}, annotated, {"enum": ["im_end"]}):
+        assert special_literal(schema, SPECIAL) is None, schema
