@@ -23,15 +23,15 @@ from urllib.parse import parse_qs
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+import components.pages
 from components.errors import Problem, ResourceError, SpecError, WaitTimeout
-from components.pages.page import TEMPLATES
 from flows.annotation.session import AnnotationSession
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
     "app.js": (PAGE, "text/javascript"),
     "style.css": (PAGE, "text/css"),
-    "base.css": (TEMPLATES, "text/css"),
+    "base.css": (Path(components.pages.__path__[0]) / "templates", "text/css"),
 }
 """Folder and type of the files that the page loads; it shares its colours and fonts with the other pages."""
 MOST_BYTES = 1 << 20
@@ -116,10 +116,6 @@ def create_app(session: AnnotationSession, access: LoginToken, port: int) -> ASG
             return _refusal(400, "; ".join(str(problem) for problem in error.problems))
         return _refusal(503, f"{error}")
 
-    async def refuse_body(_: Request, error: Exception) -> Response:
-        return _too_large()
-
-    app.add_exception_handler(_TooLarge, refuse_body)
     for kind in (SpecError, ResourceError, WaitTimeout):
         app.add_exception_handler(kind, refuse)
     return LoginMiddleware(app, access, port)
@@ -150,7 +146,13 @@ class LoginMiddleware:
             await send(message)
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        await (self._check(scope, headers) or self.app)(scope, receive, with_headers)
+        refusal = self._check(scope, headers)
+        if refusal is None:
+            try:
+                receive = await _read_body(receive) if scope["method"] not in ("GET", "HEAD") else receive
+            except _TooLarge:
+                refusal = _refusal(413, f"expected at most {MOST_BYTES} bytes")
+        await (refusal or self.app)(scope, receive, with_headers)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> Response | None:
         host = headers.get("host", "")
@@ -166,7 +168,7 @@ class LoginMiddleware:
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return _refusal(415, "expected application/json")
         if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > MOST_BYTES:
-            return _too_large()
+            return _refusal(413, f"expected at most {MOST_BYTES} bytes")
         return None
 
     def _authenticated(self, scope: Scope, headers: dict[str, str]) -> bool:
@@ -186,15 +188,30 @@ class _TooLarge(Exception):
     pass
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a body. Raises SpecError, and _TooLarge."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
+async def _read_body(receive: Receive) -> Receive:
+    """Read the whole body and return a `receive` that replays it. Raises _TooLarge."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message["type"] == "http.request" and message.get("more_body", False)
         if len(body) > MOST_BYTES:
             raise _TooLarge
+    replayed = False
+
+    async def replay() -> Message:
+        nonlocal replayed
+        if replayed:
+            return await receive()
+        replayed = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+async def _body(request: Request) -> dict[str, Any]:
     try:
-        data = json.loads(body)
+        data = json.loads(await request.body())
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
@@ -206,10 +223,6 @@ def _json(data: Any) -> Response:
     return Response(
         json.dumps(data), media_type="application/json"
     )  # ASCII, because text of models may be invalid UTF-8
-
-
-def _too_large() -> Response:
-    return _refusal(413, f"expected at most {MOST_BYTES} bytes")
 
 
 def _refusal(status: int, reason: str) -> Response:

@@ -99,9 +99,9 @@ def join_collect(
 
 def played_together(collect: CollectSpec, ahead: bool) -> str | None:
     """Return the reason why a collection cannot be split; None if it can. ahead: it judges its episodes."""
-    if ahead:
-        return "judges episodes while others are played (judge.ahead)"
-    return collect.player.whole_collection
+    return collect.player.whole_collection or (
+        "judges episodes while others are played (judge.ahead)" if ahead else None
+    )
 
 
 def _play(

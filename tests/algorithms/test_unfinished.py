@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def run_until_killed(base_dir: Path, folder: Path) -> None:
         if pid == 0:
             try:
                 run(base_dir, name, folder / name, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         _, status = os.waitpid(pid, 0)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from components.algorithms.loop.adamw import MASTER, AdamW
+from components.algorithms.loop.adamw import MASTER, AdamW, adamw
 from components.algorithms.policy import full_finetuning
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient import trainer
@@ -150,6 +150,20 @@ def test_an_export_says_in_which_type_its_weights_are(base_dir, tmp_path):
     out = run(base_dir, tmp_path, demonstrations(), SFTSpec(), WHOLE.model_copy(update={"dtype": "bfloat16"}))
     trained_weights.merge(base_dir, trained_weights.folder_of(out), tmp_path / "export")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "export").dtype == torch.bfloat16
+
+
+def test_each_setting_of_the_optimizer_reaches_torchs_adamw():
+    spec = SFTSpec(learning_rate=0.05, beta1=0.5, beta2=0.7, weight_decay=0.3)
+    start = torch.randn(7, generator=torch.Generator().manual_seed(0))
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    for parameter, optimizer in (
+        (ours, adamw(spec, [[ours]])),
+        (theirs, torch.optim.AdamW([theirs], lr=0.05, betas=(0.5, 0.7), weight_decay=0.3)),
+    ):
+        for step in range(1, 4):
+            parameter.grad = start * step
+            optimizer.step()
+    assert torch.equal(ours, theirs)
 
 
 def test_steps_smaller_than_bfloat16_add_up():

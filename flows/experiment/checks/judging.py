@@ -234,7 +234,7 @@ def reward_model(
             f"{reward_model.continuations}: continuations start from a single action, but one code block of "
             "agent.format=code may run several; expected 0, or another format",
         )
-    if reward_model.continuations and collect.player.both_sides:
+    if reward_model.continuations and any(player.both_sides for player in collect.players()):
         yield Problem(
             "reward_model.continuations",
             f"{reward_model.continuations}: continuations play against the environment's opponent, but "

@@ -71,6 +71,7 @@ class ShopServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True  # the body follows the headers at once
     server: ShopServer
     timeout = 10
 
