@@ -23,7 +23,7 @@ def problems() -> Calculator:
 
 
 def test_the_solver_solves_everything(subtests):
-    for seed in [0, 1, 17]:
+    for seed in [0, 17]:
         with subtests.test(seed=seed):
             problems = Calculator(seed)
             for split in checks.SPLITS:
