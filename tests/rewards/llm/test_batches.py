@@ -124,7 +124,7 @@ def test_questions_that_come_later_are_another_batch(tmp_path):
 
 def test_a_full_batch_is_sent_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "MOST_QUESTIONS", 5)
-    monkeypatch.setattr(batches, "QUIET", 3.0)
+    monkeypatch.setattr(batches, "QUIET", 1.0)
     with judge_server() as server:
         client = JudgeClient(spec(server), means(tmp_path))
         assert right(ask(client, *range(12)), *range(12))
