@@ -76,7 +76,11 @@ def answered(monkeypatch, capsys):
 
 @pytest.fixture(scope="session")
 def prefect_root(tmp_path_factory):
-    return tmp_path_factory.mktemp("prefect-root")
+    from tests.databases import give_databases
+
+    root = tmp_path_factory.mktemp("prefect-root")
+    give_databases(root)
+    return root
 
 
 @pytest.fixture(scope="session")
@@ -92,11 +96,15 @@ def prefect_server(prefect_root):
 
 @pytest.fixture
 def shared_server(prefect_server, monkeypatch):
-    """Make the session's Prefect server that of each run in this process, in place of one for each run."""
+    """Make the session's Prefect server that of each run in this process, in place of one for each run. A run in a
+    fresh root gets a copy of an empty MLflow database."""
+    from components.tracking import store
     from flows.orchestration import server
+    from tests.databases import give_mlflow_database
 
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "ERROR")
     monkeypatch.setattr(server, "for_run", lambda root, *, keep=False: nullcontext(prefect_server))
+    monkeypatch.setattr(store, "_create_database", lambda database, artifacts: give_mlflow_database(database))
     return prefect_server
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.databases import give_databases
 from tests.e2e.test_smoke import Place
 from tests.rewards.judge_server import Reply, judge_server
 
@@ -25,6 +26,7 @@ def questions(server):
 
 def test_a_run_stops_at_a_budget_is_killed_and_goes_on_and_pays_for_no_question_twice(tmp_path, command, finished):
     place = Place(tmp_path)
+    give_databases(place.root)
     hold: list[int] = []
 
     def meet(asked):

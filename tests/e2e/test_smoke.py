@@ -20,6 +20,7 @@ import pytest
 
 from flows.history.records import Records
 from flows.orchestration import server
+from tests.databases import give_databases
 
 CODE = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(1800)
@@ -286,6 +287,7 @@ SLOW = ("rounds=0", "deploy=none", "evaluate.scenarios=16", "agent.max_tokens=12
 
 def stopped(place: Place, number: int):
     """A run that got a signal in the middle of its first evaluation; returns MLflow's client."""
+    give_databases(place.root)
     process = place.start(*SLOW)
     limit = time.monotonic() + 600
     while not list(place.root.glob("artifacts/.scratch/*/episodes-*.parquet")):

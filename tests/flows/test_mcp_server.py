@@ -27,6 +27,8 @@ pytest.importorskip("mcp")
 from anyio.from_thread import start_blocking_portal
 from mcp import ClientSession, StdioServerParameters, stdio_client
 
+from tests.databases import give_databases
+
 CODE = Path(__file__).resolve().parents[2]
 SMALL = ["warmup=none", "deploy=none", "evaluate.scenarios=2", "serve.overrides=[seed,rounds,algorithm.learning_rate]"]
 
@@ -67,7 +69,9 @@ def client(root: Path, *arguments: str) -> Iterator[Call]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("agent-root")
+    root = tmp_path_factory.mktemp("agent-root")
+    give_databases(root)
+    return root
 
 
 @pytest.fixture(scope="module")
