@@ -55,7 +55,9 @@ def evaluate(
     """Compare policies and return the result as JSON data. names: of the policies. samples: episodes per scenario;
     1: `evaluate.samples`. trust: read models that runs name. Raises SpecError, ResourceError, the stages' errors."""
     from components.pages.comparison import render_policies
+    from components.rewards.llm.spec import asked_by
     from flows.evaluation import comparison, policies
+    from flows.experiment.prerequisites import check_used
     from flows.stages.base import Context
     from flows.stages.episodes import scenarios_of
     from flows.terminal.console import Console, hush, logging_to
@@ -65,7 +67,8 @@ def evaluate(
     spec = comparison.sampled_spec(spec, samples)
     context = Context.at(spec.root, spec.store, lock_timeout=spec.compute.lock_timeout)
     resolved = policies.resolve(names, spec, context.store, trust)
-    _check_prerequisites(spec, resolved)
+    engines = [policy.spec.inference for policy in resolved if policy.actor == "policy"]
+    check_used(spec, engines, asked_by(spec.evaluate.reward or spec.reward), ["evaluate"])
     hush()
     with ExitStack() as stack:
         stack.enter_context(Interruption())
@@ -92,18 +95,6 @@ def evaluate(
         page = html or root / FOLDER / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
         page = write_page(page, render_policies(result))
         return {**data, "html": str(page), "mlflow_run": _track(spec, data, page)}
-
-
-def _check_prerequisites(spec: ExperimentSpec, policies: Sequence[NamedPolicy]) -> None:
-    """Raise ResourceError with all missing API keys, environments of servers, and prerequisites of the place."""
-    from components.rewards.llm.spec import asked_by
-    from flows.experiment.prerequisites import lacked_by, refuse
-
-    engines = [policy.spec.inference for policy in policies if policy.actor == "policy"]
-    judges = asked_by(spec.evaluate.reward or spec.reward)
-    place = spec.compute.placement("evaluate")
-    lacks = [*lacked_by(engines, judges, spec.judge.budget)]
-    refuse([*lacks, *(f"compute.places.{place}.{text}" for text in spec.compute.places[place].prerequisites())])
 
 
 def _check_weights(policies: Sequence[NamedPolicy], context: Any) -> None:

@@ -173,7 +173,6 @@ def calibration(
 ) -> Calibration:
     """Return the calibration of the reward from the artifact of the `calibrate` stage and its episodes."""
     from components.evaluation import calibration as measures
-    from components.evaluation.calibration import judge_by
     from components.pages.calibration import Calibration
     from flows.stages.calibrate import TABLE
 
@@ -189,7 +188,7 @@ def calibration(
         "seconds_per_thousand": 1000 * metrics["judging_seconds"] / judgements if judgements else None,
     }
     values = {name: measure["value"] for name, measure in measured.items() if isinstance(measure, dict)} | counts
-    marks = judge_by(spec.calibrate.marks.required(), values)
+    marks = measures.judge_by(spec.calibrate.marks.required(), values)
     return Calibration(
         experiment=spec.name,
         reward=spec.reward.target.rpartition(".")[2],

@@ -31,7 +31,20 @@ def lacking(spec: ExperimentSpec) -> Iterator[str]:
     yield from lacked_by(engines, judges, spec.judge.budget)
     authors = [model for model in asked_by(spec.flow) if model not in judges]
     yield from (text.replace("reward.model", "flow.author") for text in lacked_by([], authors, spec.judge.budget))
-    used = {spec.compute.placement(stage) for stage in PLACED}
+    yield from _lacked_by_places(spec, PLACED)
+
+
+def check_used(
+    spec: ExperimentSpec, engines: Iterable[InferenceSpec], judges: Iterable[JudgeModel], stages: Iterable[str] = ()
+) -> None:
+    """Raise ResourceError with all missing prerequisites of these engines and judges, and of the places where these
+    stages run."""
+    refuse([*lacked_by(engines, judges, spec.judge.budget), *_lacked_by_places(spec, stages)])
+
+
+def _lacked_by_places(spec: ExperimentSpec, stages: Iterable[str]) -> Iterator[str]:
+    """Yield a message for each missing prerequisite of the places where stages run."""
+    used = {spec.compute.placement(stage) for stage in stages}
     for name, place in ((name, place) for name, place in spec.compute.places.items() if name in used):
         yield from (f"compute.places.{name}.{message}" for message in place.prerequisites())
 

@@ -61,7 +61,7 @@ def calibrate(
         read_people,
         target_name,
     )
-    from flows.experiment.prerequisites import lacked_by, refuse
+    from flows.experiment.prerequisites import check_used
     from flows.experiment.requests import Requests
     from flows.stages.base import Context
     from flows.terminal.console import Console, hush, logging_to
@@ -72,7 +72,7 @@ def calibrate(
         raise SpecError([Problem("calibrate.truth", "conflicts with --people; expected null, or no --people")])
     engines = [spec.inference] if run is None else []
     judges = [*asked_by(spec.reward), *asked_by(spec.calibrate.truth)]
-    refuse(lacked_by(engines, judges, spec.judge.budget))
+    check_used(spec, engines, judges)
     hush()
     with ExitStack() as stack:
         stack.enter_context(Interruption())

@@ -129,13 +129,10 @@ def check_judges(spec: ExperimentSpec, rewards: Sequence[Target]) -> None:
     """Raise ResourceError with all missing prerequisites of the engine, of the judges of further rewards, and of the
     places where stages run."""
     from components.rewards.llm.spec import asked_by
-    from flows.experiment.prerequisites import lacked_by, refuse
+    from flows.experiment.prerequisites import check_used
 
     judges = [judge for reward in [*rewards, spec.evaluate.reward or spec.reward] for judge in asked_by(reward)]
-    places = {spec.compute.placement(stage) for stage in ("judge", "filter", "train", "evaluate")}
-    lacks = [*lacked_by([spec.inference], judges, spec.judge.budget)]
-    lacks += [f"compute.places.{name}.{text}" for name in places for text in spec.compute.places[name].prerequisites()]
-    refuse(lacks)
+    check_used(spec, [spec.inference], judges, ("judge", "filter", "train", "evaluate"))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Records, RunRecord
 from flows.recipes.run import Run
 from flows.reporting.console_lines import round_teller
+from flows.reporting.report import load_evaluations
 from flows.reporting.results import ReleaseResult, Results, results_of
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage
@@ -105,6 +106,7 @@ class CachedRun:
         return results_of(
             execution,
             run.outcome,
+            load_evaluations(self.spec, run.outcome),
             earlier.id,
             release,
             seconds=time.monotonic() - started,

@@ -15,6 +15,7 @@ from flows.execution.executor import Execution
 from flows.experiment.guards import RULES
 from flows.recipes.outcome import RunOutcome
 from flows.reporting.report import (
+    EvaluationResults,
     heldout_answers,
     heldout_metrics,
     load_evaluations,
@@ -211,7 +212,9 @@ def conclude(
     evaluations = load_evaluations(execution.spec, outcome)
     report = tracker.log_report(report_of(execution, outcome, evaluations, overrides, seconds))
     export = str(model_folder(outcome.export)) if outcome.export else None
-    results = results_of(execution, outcome, tracker.run_id, release, seconds=seconds, report=report, export=export)
+    results = results_of(
+        execution, outcome, evaluations, tracker.run_id, release, seconds=seconds, report=report, export=export
+    )
     tracker.log_metrics({f"recipe/{name}": value for name, value in outcome.reported.items()}, outcome.last_step)
     passes = {f"eval/{name}": value["mean"] for name, value in results.passes.items() if value["mean"] is not None}
     tracker.log_metrics(passes, outcome.last_step)
@@ -223,6 +226,7 @@ def conclude(
 def results_of(
     execution: Execution,
     outcome: RunOutcome,
+    evaluations: EvaluationResults,
     run_id: str,
     release: ReleaseResult,
     *,
@@ -231,7 +235,6 @@ def results_of(
     export: str | None,
 ) -> Results:
     """Return the results of a run: its evaluations, the times of its stages, and the release of its export."""
-    evaluations = load_evaluations(execution.spec, outcome)
     return Results(
         run_id=run_id,
         summaries=evaluations.summaries,
