@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from components.errors import ResourceError
 from components.exceptions import described
 from components.redaction import mask_text, secret_variable
-from flows.experiment.notify import Event
+from flows.experiment.sections import Event
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import RunRecord, headline
 

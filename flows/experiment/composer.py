@@ -30,7 +30,6 @@ from components.redaction.data import problems as secret_problems
 from components.specs import names_below, nearest
 from flows.experiment import override_problems
 from flows.experiment.config_tree import EXPERIMENT, GLOBAL, ConfigTree
-from flows.experiment.foreign_code import foreign_code
 from flows.experiment.override_problems import allowed_packages, error_text, has_key, key_paths
 from flows.experiment.spec import ExperimentSpec
 from flows.terminal import overrides as override_lines
@@ -51,6 +50,13 @@ _OTHER_SIGN = re.compile(
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 """Value of a key that is that of another key."""
 _FROM_ENVIRONMENT = re.compile(r"oc\.env:\s{0,9}[\"']?(\w+)")
+
+HYDRA_MAY_CALL = {
+    "_target_": ("hydra.experimental.", "hydra_plugins."),
+    "class": ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter"),
+    "()": ("logging.Formatter", "colorlog.ColoredFormatter"),
+}
+"""Classes and packages that Hydra's own config may name, by key."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +262,7 @@ class Composer:
             ) or override_problems.apply_override(override, config)
             if problem is not None:
                 problems.append(problem)
-        problems += foreign_code(config["hydra"])
+        problems += _foreign_code(config["hydra"])
         self._refuse_hydra_secrets(config)
         with open_dict(config):
             del config["hydra"]
@@ -309,3 +315,26 @@ def _interpolated(value: Any, path: str = "") -> list[Secret]:
     if any(is_secret(name) for name in names) or (names and is_secret(path)):
         return [Secret(path, "an interpolation that copies a secret from the environment")]
     return []
+
+
+def _foreign_code(config: DictConfig) -> Iterator[Problem]:
+    """Yield a problem for each class or function in Hydra's config that is not allowed: Hydra would import and call
+    callbacks, and logging factories and classes, before the spec is validated. Launchers and sweepers must be installed
+    as plugins; Hydra itself rejects others."""
+    for part in ("callbacks", "job_logging", "hydra_logging"):
+        node = config.get(part)
+        plain = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
+        for path, name in _called(plain, f"hydra.{part}"):
+            allowed = HYDRA_MAY_CALL[path.rpartition(".")[2]]
+            if not any(name == entry or (entry.endswith(".") and str(name).startswith(entry)) for entry in allowed):
+                message = f"Hydra would call {name!r} before validation; expected {', '.join(allowed)}, or omit the key"
+                yield Problem(path, message)
+
+
+def _called(data: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the names in a section of Hydra's config that Hydra imports and calls, with their key paths."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        if key in HYDRA_MAY_CALL:
+            yield f"{path}.{key}", value
+        yield from _called(value, f"{path}.{key}")

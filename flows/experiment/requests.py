@@ -17,9 +17,7 @@ from components.rewards.llm.spec import JudgeModel, asks_policy
 from components.rollout.collect_spec import WAYS, CollectSpec
 from components.specs import Target
 from flows.experiment.checks import role_adapters
-from flows.experiment.correction import corrected_algorithm
 from flows.experiment.data import resolve as resolve_data
-from flows.experiment.exported import exported_config
 from flows.experiment.sections import WarmupTeacherSpec
 from flows.experiment.spec import ExperimentSpec
 from flows.stages import STAGES
@@ -54,7 +52,7 @@ class Requests:
         lora = spec.model.lora
         self.inference = spec.inference if lora is None else spec.inference.for_rank(lora.rank)
         """Engine, prepared for the rank of the adapter."""
-        self._algorithm = corrected_algorithm(spec)
+        self._algorithm = spec.corrected_algorithm()
 
     def certify(self, *, scenarios: int = 4, samples: int = 1) -> Request:
         """Return the request for the certificate of model, engine and trainer. It has no seed, so that runs with
@@ -338,7 +336,7 @@ class Requests:
             agent=self.spec.agent,
             deploy=self.spec.deploy,
             step=step,
-            experiment=exported_config(resolved),
+            experiment=resolved.exported(),
         )
         inputs = {"policy": policy, **{f"evaluation_{name}": artifact for name, artifact in evaluations.items()}}
         if not evaluations:

@@ -1,9 +1,9 @@
-"""Specs of the sections of an experiment that belong to no component: warmup, reward model, serve."""
+"""Specs of the sections of an experiment that belong to no component: warmup, reward model, serve, notify, budget."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -13,8 +13,13 @@ from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import TeacherSpec
 from components.rewards.spec import LearnedSpec
 from components.specs import Spec, Target
+from components.specs.marks import ENV_VARIABLE
+from components.specs.served import VARIABLE
 
 _KEY = re.compile(r"[A-Za-z_]\w*([./]\w+)*(@[A-Za-z_]\w*(\.\w+)*)?", re.ASCII)
+Event = Literal["ended", "failed", "approval", "guard", "budget"]
+EVENTS: tuple[Event, ...] = ("ended", "failed", "approval", "guard", "budget")
+"""All events: the end, a failure, the wait for approval, a triggered guard, 80 % of the budget spent."""
 
 
 class WarmupTeacherSpec(Spec):
@@ -92,3 +97,30 @@ class ServeSpec(Spec):
             if key.partition(".")[0].partition("/")[0] in ("experiment", "task", "hydra", "serve"):
                 raise ValueError(f"keys of the experiment; {key!r} can be set only by the serving command")
         return value
+
+
+class NotifySpec(Spec):
+    """Destinations of the events of a run. They do not affect results, so they are in no stage key."""
+
+    url_variable: Annotated[str | None, ENV_VARIABLE] = Field(None, pattern=VARIABLE)
+    """Environment variable that holds the URL of a webhook, which gets a POST with a JSON body for each event. The URL
+    is a secret, so the configuration names only its variable. null: no webhook."""
+    prefect: bool = False
+    """Emit each event to your own Prefect server (`PREFECT_API_URL`), as `espalier.run.EVENT`, for its automations."""
+    events: list[Event] = Field(list(EVENTS), min_length=1)
+    """Events to report: ended, failed, approval, guard, budget."""
+
+
+class BudgetSpec(Spec):
+    """Maximum cost and time of a run. The run ends before a stage that is expected to exceed it. It does not affect
+    results, so it is in no stage key."""
+
+    cost: float | None = Field(None, gt=0)
+    """Maximum cost of machines, judges and teachers, in the currency of `compute.price`. null: no limit."""
+    hours: float | None = Field(None, gt=0)
+    """Maximum time of the stages, in hours. null: no limit."""
+
+    @property
+    def is_set(self) -> bool:
+        """True if there is a limit."""
+        return self.cost is not None or self.hours is not None

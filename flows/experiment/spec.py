@@ -29,16 +29,17 @@ from components.rollout.spec import AgentSpec
 from components.specs import Spec, Target, marks
 from components.tracking.spec import TrackingSpec
 from flows.experiment import checks
-from flows.experiment.budget import BudgetSpec
 from flows.experiment.early_stopping import EarlyStoppingSpec
 from flows.experiment.feedback import FeedbackSpec
 from flows.experiment.flow import DEFAULT_FLOW, FlowTarget
 from flows.experiment.guards import GuardsSpec
-from flows.experiment.notify import NotifySpec
-from flows.experiment.sections import RewardModelPartSpec, ServeSpec, WarmupSpec
+from flows.experiment.sections import BudgetSpec, NotifySpec, RewardModelPartSpec, ServeSpec, WarmupSpec
 from flows.terminal.arguments import DEFAULT_ROOT, root_folder
 
-"""Folder that contains flows/, components/ and conf/."""
+_NOT_EXPORTED = {"certify", "early_stopping", "guards", "seeds", "store", "calibrate", "serve"}
+"""Keys that the description of an export leaves out: what ended the rounds, and the place."""
+_AFTER_EXPORT = {"approve", "approve_timeout", "margin", "target", "canary"}
+"""Keys of `deploy` about what follows the export."""
 
 
 class ExperimentSpec(Spec):
@@ -168,6 +169,50 @@ class ExperimentSpec(Spec):
     def judges(self) -> list[ModelSpec]:
         """Return the local LLM judge models of the reward."""
         return [judge.local_model for judge in asked_by(self.reward) if judge.local_model is not None]
+
+    def corrected_algorithm(self) -> AnyAlgorithmSpec:
+        """Return the algorithm of the rounds. `algorithm.correction: auto` becomes `truncate` if the log-probabilities
+        of sampled tokens differ from those that the trainer computes, else `none`."""
+        return self.algorithm.resolve_correction(self._mismatch(), replay=self.replay is not None)
+
+    def truncation_reason(self) -> str | None:
+        """Return the reason why `auto` becomes `truncate`; None if it does not."""
+        return self.algorithm.truncation_reason(self._mismatch(), replay=self.replay is not None)
+
+    def _mismatch(self) -> str | None:
+        """Return the reason why log-probabilities of sampled tokens differ from the trainer's; None if they agree.
+
+        The embedded engine uses the trainer's weights. In float32 the two agree up to rounding; in half precision they
+        do not, because sampling and training sum in different orders.
+        """
+        if not self.inference.in_process:
+            return f"inference={self.inference.name} has its own implementation of the model"
+        if self.model.dtype != "float32":
+            return f"the engine and the trainer round differently in model.dtype={self.model.dtype}"
+        if self.model.quantization != "none":
+            return f"the engine and the trainer round differently with model.quantization={self.model.quantization}"
+        return self.collect.off_policy_reason(self.rounds)
+
+    def exported(self) -> dict[str, Any]:
+        """Return the composed config for the model card, as JSON data.
+
+        The export depends on the policy, which is an input of its stage. It does not depend on the rules that ended the
+        rounds, on the place, or on the deployment of the export, so those keys are left out, and with them of the stage
+        key."""
+        config = self.model_dump(
+            mode="json", by_alias=True, exclude={**dict.fromkeys(_NOT_EXPORTED, True), "deploy": _AFTER_EXPORT}
+        )
+        if self.collect.partial is None:
+            del config["collect"]["partial"]
+        config["evaluate"] = EvaluateSpec.declared(config["evaluate"])
+        del config["evaluate"]["every"]
+        if self.evaluate.samples == 1:
+            del config["evaluate"]["samples"]
+        del config["data"]
+        if self.data.is_set:
+            config["data"] = self.data.meaning()  # its content is that of the policy
+        del config["judge"]["ahead"]
+        return config
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:

@@ -28,7 +28,7 @@ from flows.history.records import Notice, Records, RunRecord, StageRecord
 from flows.planning.run_plan import PlannedStage, RunPlan
 from flows.recipes.outcome import RunOutcome
 from flows.stages.anchors import is_anchor_label
-from flows.stages.base import Context, Request, StageRunner
+from flows.stages.base import Request, StageRunner
 from flows.stages.execute import find_stage
 from flows.terminal.console import duration
 
@@ -102,7 +102,7 @@ class RunBudget:
         if not pending:
             return
         expected = _expected_of(pending[0])
-        spent = f", of which {self._before.text()} are spent by earlier attempts" if any(_values(self._before)) else ""
+        spent = f", of which {self._before.text()} are spent by earlier attempts" if self._before != Amount() else ""
         problems = [
             Problem(
                 f"budget.{name}",
@@ -134,13 +134,10 @@ class RunBudget:
         outcome: function that returns the outcome so far. show: called with the spent amount after each stage that ran.
         The runner raises BudgetReached."""
 
+        run = self._limited(execution, outcome)
+
         def limited(label: str, step: int, request: Request) -> Artifact:
-            if not _is_cached(request, execution.context):
-                spent = self.spent(execution)
-                expected = self._expected(label, request.stage, execution)
-                if limits := list(self._exceeded(_known(spent + expected, spent))):
-                    raise BudgetReached(self._message(label, limits, spent, expected, execution, outcome()))
-            artifact = call(label, step, request)
+            artifact = run(call, label, step, request)
             done = execution.done.get(label)
             if done is not None and done.status != "cached":
                 self._report(execution, step)
@@ -160,27 +157,7 @@ class RunBudget:
         together with the stages that run beside it, which finish. The arguments are those of `guard`."""
 
         def run(branches: Sequence[Callable[[StageRunner], T]]) -> list[T]:
-            lock, running = threading.Lock(), dict[str, tuple[float, Amount]]()
-
-            def limited(call: StageRunner, label: str, step: int, request: Request) -> Artifact:
-                if not _is_cached(request, execution.context):
-                    expected = self._expected(label, request.stage, execution)
-                    with lock:
-                        spent = self._committed(execution, running)
-                        beside = tuple(running)
-                        running[label] = time.monotonic(), expected
-                        if limits := list(self._exceeded(self._committed(execution, running))):
-                            del running[label]
-                            raise BudgetReached(
-                                self._message(label, limits, spent, expected, execution, outcome(), beside)
-                            )
-                try:
-                    return call(label, step, request)
-                finally:
-                    with lock:
-                        running.pop(label, None)
-
-            before = len(execution.done)
+            limited, before = self._limited(execution, outcome), len(execution.done)
             results = at_once([lambda call, work=branch: work(partial(limited, call)) for branch in branches])  # type: ignore[misc]
             done = [stage for stage in list(execution.done.values())[before:] if stage.status != "cached"]
             if done:
@@ -189,6 +166,30 @@ class RunBudget:
             return results
 
         return run
+
+    def _limited(
+        self, execution: Execution, outcome: Callable[[], RunOutcome]
+    ) -> Callable[[StageRunner, str, int, Request], Artifact]:
+        """Return the function that runs a stage, or raises BudgetReached if it would exceed the budget together with
+        the other stages that the function is running."""
+        lock, running = threading.Lock(), dict[str, tuple[float, Amount]]()
+
+        def limited(call: StageRunner, label: str, step: int, request: Request) -> Artifact:
+            if find_stage(request, execution.context) is None:
+                expected = self._expected(label, request.stage, execution)
+                with lock:
+                    spent, beside = self._committed(execution, running), tuple(running)
+                    running[label] = time.monotonic(), expected
+                    if limits := list(self._exceeded(self._committed(execution, running))):
+                        del running[label]
+                        raise BudgetReached(self._message(label, limits, spent, expected, execution, outcome(), beside))
+            try:
+                return call(label, step, request)
+            finally:
+                with lock:
+                    running.pop(label, None)
+
+        return limited
 
     def _committed(self, execution: Execution, running: Mapping[str, tuple[float, Amount]]) -> Amount:
         """Return what is spent, including the finished stages of branches, and what the running stages are expected to
@@ -236,7 +237,8 @@ class RunBudget:
 
     def _alone(self, label: str, kind: str, execution: Execution, overlapped: float = 0.0) -> Amount:
         finished = [*execution.done.values(), *dict(execution.unreported).values()]
-        same = [stage for stage in finished if _kind(stage.label) == kind and _judges_anchors(stage.label, label)]
+        anchors = is_anchor_label(label)  # fewer episodes than those of a round
+        same = [stage for stage in finished if _kind(stage.label) == kind and is_anchor_label(stage.label) == anchors]
         done = [stage for stage in same if stage.status != "cached"]
         if done:
             seconds = median(stage.seconds for stage in done)
@@ -302,34 +304,17 @@ def _expected_of(stage: PlannedStage) -> Amount:
     return Amount(stage.cost, stage.seconds)
 
 
-def _known(total: Amount, spent: Amount) -> Amount:
-    """Return a total; where it is unknown, what is spent."""
-    cost = spent.cost if total.cost is None else total.cost
-    return Amount(cost, spent.seconds if total.seconds is None else total.seconds)
-
-
-def _values(amount: Amount) -> tuple[float, float]:
-    return amount.cost or 0.0, amount.seconds or 0.0
-
-
 def _kind(label: str) -> str:
     return label.partition("[")[0]
-
-
-def _judges_anchors(label: str, other: str) -> bool:
-    """Return True if both or neither of two stages judge anchors, which are fewer episodes than those of a round."""
-    return is_anchor_label(label) == is_anchor_label(other)
-
-
-def _is_cached(request: Request, context: Context) -> bool:
-    return find_stage(request, context) is not None
 
 
 def sufficiency(spec: ExperimentSpec, planned: RunPlan) -> Iterator[str]:
     """Yield whether the budget suffices for the plan, for each limit."""
     before = spent_of([stage for run in earlier_attempts(spec) for stage in run.stages])
-    known = Amount(planned.cost, planned.seconds)
-    limits = {"cost": (spec.budget.cost, known.cost, before.cost, 1), "hours": _hours(spec, known, before)}
+    limits = {
+        "cost": (spec.budget.cost, planned.cost, before.cost, 1),
+        "hours": (spec.budget.hours, planned.seconds, before.seconds, 3600),
+    }
     for name, (limit, expected, spent, unit) in limits.items():
         if limit is None:
             continue
@@ -344,10 +329,6 @@ def sufficiency(spec: ExperimentSpec, planned: RunPlan) -> Iterator[str]:
         else:
             stop = _stop(planned, name, limit * unit - (spent or 0.0))
             yield f"{key} does not suffice: {total:.2f} expected{earlier}; the run ends before {stop}"
-
-
-def _hours(spec: ExperimentSpec, known: Amount, before: Amount) -> tuple[float | None, float | None, float | None, int]:
-    return spec.budget.hours, known.seconds, before.seconds, 3600
 
 
 def _stop(planned: RunPlan, name: str, left: float) -> str:

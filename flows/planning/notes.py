@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from components.errors import ResourceError
-from flows.experiment.correction import truncation_reason
 from flows.experiment.guards import RULES
 from flows.experiment.spec import ExperimentSpec
 from flows.release import deployment
@@ -26,7 +25,7 @@ def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
             f"r - {1 + spec.collect.overlap}; its tokens are at most {oldest} policy versions old when they are "
             "trained on"
         )
-    if spec.rounds and (reason := truncation_reason(spec)) is not None:
+    if spec.rounds and (reason := spec.truncation_reason()) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.artifacts import Artifact, stage_key
 from components.compute.local.spec import LocalPlace
@@ -53,9 +53,6 @@ from flows.recipes.run import Run
 from flows.stages import PLACED, STAGES
 from flows.stages.base import Context, Request, StageRunner
 from flows.stages.execute import check_schema, stage_and_spec
-
-if TYPE_CHECKING:
-    from flows.planning.run_plan import PlannedStage
 
 
 def plan(*specs: ExperimentSpec, ask: Callable[[Mapping[str, Place]], dict[str, Offer]] = offers) -> RunPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from flows.experiment.correction import corrected_algorithm
 from flows.planning.plan import plan
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import DATA, Recorder
@@ -22,7 +21,7 @@ def test_auto_corrects_where_log_probabilities_differ(tmp_path):
         ({"algorithm": {"name": "grpo", "correction": "mask"}}, "mask"),
     ):
         changes = {"filter": {"_target_": "components.filters.everything.Everything"}, **changes}
-        assert corrected_algorithm(spec_of(tmp_path, **changes)).correction == expected, changes
+        assert spec_of(tmp_path, **changes).corrected_algorithm().correction == expected, changes
         part = Recorder(tmp_path, **changes).requests["train[1]"].spec
         assert part["algorithm"]["correction"] == expected  # the trainer never decides
 

@@ -12,7 +12,6 @@ from components.compute.runners import KeptProcessRunner, StageProcess
 from components.errors import EspalierError, SpecError, WaitTimeout
 from flows.execution.executor import Execution
 from flows.execution.overlap import Concurrent
-from flows.experiment.correction import corrected_algorithm
 from flows.history.records import Records, RunRecord, recording
 from flows.plan import show
 from flows.planning.earlier_stages import SimilarStage
@@ -163,7 +162,7 @@ def test_the_rounds_limit_the_versions_behind_that_a_plan_states(tmp_path):
         spec = spec_of(tmp_path, **{**OVERLAP, "rounds": count, "collect": {**COLLECT, "overlap": 5}})
         (note,) = [text for text in resolved_values(spec) if text.startswith("algorithm.correction=auto")]
         assert words in note
-        assert corrected_algorithm(spec).correction == "truncate"
+        assert spec.corrected_algorithm().correction == "truncate"
 
 
 def test_the_plan_shows_what_runs_beside_what_and_counts_its_time_once(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from components.compute.runners import ProcessRunner, StageProcess
 from components.errors import BudgetReached, EspalierError, SpecError
 from flows.execution.executor import Execution
 from flows.execution.parallel import at_once, in_turn, overlaps
-from flows.experiment.budget import BudgetSpec
+from flows.experiment.sections import BudgetSpec
 from flows.history.lineage_graph import Lineage
 from flows.history.records import Records, RunRecord, recording
 from flows.planning.budget import RunBudget

@@ -16,7 +16,6 @@ from typing import Any
 from components.errors import Problem
 from flows.experiment.checks import (
     computing,
-    deploying,
     importing,
     judging,
     learning,
@@ -69,7 +68,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     computing.config_file,
     computing.shards,
     computing.several_processes,
-    deploying.formats,
+    models.formats,
     role_adapters.roles,
     role_adapters.training,
     role_adapters.playing,

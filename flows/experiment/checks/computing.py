@@ -16,7 +16,7 @@ from components.rewards.llm.spec import asked_by
 from components.rewards.spec import JudgeSpec
 from components.rollout.collect_spec import CollectSpec
 from components.specs import Target, nearest
-from flows.experiment.budget import BudgetSpec
+from flows.experiment.sections import BudgetSpec
 from flows.stages import DISTRIBUTED, PLACED, SHARDED
 from flows.stages.collect import played_together
 from flows.stages.evaluate import stops_early

@@ -1,4 +1,4 @@
-"""Checks of model names, and of local model folders and adapters."""
+"""Checks of model names, of local model folders and adapters, and of what is exported and deployed of a model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from components.algorithms.spec import AlgorithmSpec
+from components.deployment.spec import DeploySpec
 from components.errors import ArtifactError, Problem
 from components.models.spec import ModelSpec
 from components.rollout.collect_spec import CollectSpec
@@ -55,3 +56,22 @@ def teachers(algorithm: AlgorithmSpec, warmup: WarmupSpec | None, collect: Colle
             continue  # which run it is depends on the root: `flows.experiment.teachers`
         for problem in local_model(model.model(max_length=16)):
             yield Problem(f"{path}.{problem.path.removeprefix('model.')}", problem.message)
+
+
+def formats(deploy: DeploySpec, model: ModelSpec) -> Iterator[Problem]:
+    """Check that the exported formats exist for the model and suit the target."""
+    if deploy.mode == "none" and deploy.target is not None:
+        yield Problem("deploy.target", f"{deploy.target.name}: deploy.mode=none exports nothing; expected export")
+    if deploy.target is not None and not deploy.registers(model):
+        reason = "null: a model for tests is not registered, and" if deploy.register_model is None else "false:"
+        text = f"{reason} only a champion is deployed; expected true or deploy.target=null"
+        yield Problem("deploy.register_model", text)
+    if "adapter" in deploy.formats and model.lora is None and deploy.mode != "none":
+        yield Problem(
+            "deploy.formats", "adapter: model.lora=null trains all weights, without an adapter; expected merged"
+        )
+    if deploy.target is not None and "merged" not in deploy.formats:
+        yield Problem(
+            "deploy.formats",
+            f"{', '.join(deploy.formats)}: deploy.target deploys the merged model; add merged to the formats",
+        )

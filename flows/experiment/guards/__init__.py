@@ -8,7 +8,7 @@
     identical_answers       the policy gives the same answer to different scenarios                     drift
     ensemble_disagreement   the disagreement between reward models of an ensemble rises                 drift
     amplified_rewards       advantages are divided by a tiny spread of rewards                          rules
-    judge_drift             the judge scores the same episodes differently than at first                judge_drift
+    judge_drift             the judge scores the same episodes differently than at first                rules
 
 A guard depends on artifacts only and is part of no stage key. So the same command triggers the same guards, and a run
 that a guard ended resumes from the same round when its rule is changed to `warn`.

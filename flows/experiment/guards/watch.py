@@ -14,8 +14,14 @@ from components.json_text import read_json
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import sample_episodes
 from flows.experiment.guards.drift import RoundMetrics, drift_message
-from flows.experiment.guards.judge_drift import judge_drift_message
-from flows.experiment.guards.rules import amplified_rewards, no_signal, reward_hacking, rose, spans
+from flows.experiment.guards.rules import (
+    amplified_rewards,
+    judge_drift_message,
+    no_signal,
+    reward_hacking,
+    rose,
+    spans,
+)
 from flows.experiment.guards.spec import ADVICE, GuardsSpec
 from flows.history.records import GuardName, Notice, SampleEpisode
 
