@@ -51,11 +51,16 @@ class SeedGroup:
 def over_seeds(points: Sequence[Point]) -> list[SeedGroup]:
     """Return the groups of finished points that differ in their seed only, in the order of their first points; groups
     of one point are left out."""
-    groups: dict[tuple[str, ...], list[Point]] = {}
-    for point in points:
-        if point.status == "finished" and any(map(_SEED.fullmatch, point.overrides)):
-            groups.setdefault(tuple(common_overrides(point)), []).append(point)
-    return [_summary(list(common), members) for common, members in groups.items() if len(members) > 1]
+    seeded = [point for point in points if point.status == "finished" and seed_of(point) is not None]
+    return [
+        SeedGroup(
+            setting.overrides,
+            setting.seeds,
+            {name: found for name in MEASURES if (found := measure_over_seeds(setting.points, name)) is not None},
+        )
+        for setting in settings_of(seeded)
+        if len(setting.points) > 1
+    ]
 
 
 def common_overrides(point: Point) -> list[str]:
@@ -66,12 +71,6 @@ def common_overrides(point: Point) -> list[str]:
 def seed_of(point: Point) -> int | None:
     """Return the seed that a point overrides; None if it overrides none."""
     return next((int(line[5:]) for line in point.overrides if _SEED.fullmatch(line)), None)
-
-
-def _summary(common: list[str], points: Sequence[Point]) -> SeedGroup:
-    seeds = [int(override[5:]) for point in points for override in point.overrides if _SEED.fullmatch(override)]
-    measures = {name: measure for name in MEASURES if (measure := measure_over_seeds(points, name)) is not None}
-    return SeedGroup(common, seeds, measures)
 
 
 def measure_over_seeds(points: Sequence[Point], name: str) -> dict[str, Any] | None:

@@ -1,5 +1,9 @@
 """Fixtures of the tests of remote stores: one S3 server per session, started only if a test requests it."""
 
+import multiprocessing
+import os
+import time
+
 import pytest
 
 from components.artifacts import Store, Times
@@ -72,3 +76,30 @@ def make(store, key=KEY, files=None, **options):
             path.write_text(text)
         draft.metrics["reward"] = 0.5
     return store.find(key)
+
+
+def race(*stores):
+    """Return what processes that race for one key did, `ran` or `cached`. stores: the arguments of the store of each
+    process."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(len(stores)), context.Queue()
+    processes = [context.Process(target=_racer, args=(arguments, barrier, results)) for arguments in stores]
+    for process in processes:
+        process.start()
+    outcomes = [results.get(timeout=600) for _ in processes]
+    for process in processes:
+        process.join(600)
+    return sorted(outcomes)
+
+
+def _racer(arguments, barrier, results):
+    store = Store(*arguments)
+    barrier.wait(600)
+    with store.lock(KEY, 60):
+        if store.find(KEY) is not None:
+            results.put("cached")
+            return
+        with store.draft(KEY, stage="s", kind="k", schema_version=1, inputs={}) as draft:
+            (draft.path / "data.txt").write_text(str(os.getpid()))
+            time.sleep(0.5)
+    results.put("ran")

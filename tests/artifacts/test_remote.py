@@ -6,7 +6,6 @@ connections are cut on the wire.
 
 import json
 import logging
-import multiprocessing
 import os
 import re
 import signal
@@ -17,33 +16,34 @@ import textwrap
 import threading
 import time
 
+import fsspec
 import pytest
 
 from components.artifacts import MANIFEST, Store, Times, files, store_uri
 from components.artifacts.remote import ID
 from components.errors import ArtifactError, ResourceError, SpecError, WaitTimeout
-from tests.artifacts.conftest import KEY, QUICK, make
+from tests.artifacts.conftest import KEY, QUICK, make, race
+
+
+def bucket_and_name(uri, name=""):
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    return {"Bucket": bucket, "Key": f"{prefix}/{name}"}
 
 
 def objects(s3, uri):
     """Return the content of every object below the URI except its id, by name."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    client = s3.client()
-    entries = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
-    names = [entry["Key"].removeprefix(f"{prefix}/") for entry in entries]
-    return {
-        name: client.get_object(Bucket=bucket, Key=f"{prefix}/{name}")["Body"].read() for name in names if name != ID
-    }
+    client, place = s3.client(), bucket_and_name(uri)
+    entries = client.list_objects_v2(Bucket=place["Bucket"], Prefix=place["Key"]).get("Contents", [])
+    names = [entry["Key"].removeprefix(place["Key"]) for entry in entries]
+    return {name: client.get_object(**bucket_and_name(uri, name))["Body"].read() for name in names if name != ID}
 
 
 def put(s3, uri, name, data):
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    s3.client().put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=data)
+    s3.client().put_object(**bucket_and_name(uri, name), Body=data)
 
 
 def remove(s3, uri, name):
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    s3.client().delete_object(Bucket=bucket, Key=f"{prefix}/{name}")
+    s3.client().delete_object(**bucket_and_name(uri, name))
 
 
 def child(code, **values):
@@ -220,33 +220,9 @@ def test_existing_folder_is_uploaded_on_use(machine, tmp_path):
 # Locks
 
 
-def _race(root, uri, barrier, results):
-    store = Store(root, uri, QUICK)
-    barrier.wait(600)
-    with store.lock(KEY, 60):
-        if store.find(KEY) is not None:
-            results.put("cached")
-            return
-        with store.draft(KEY, stage="s", kind="k", schema_version=1, inputs={}) as draft:
-            (draft.path / "data.txt").write_text(str(os.getpid()))
-            time.sleep(1)
-    results.put("ran")
-
-
 def test_machines_that_race_for_one_key_do_the_work_once(machine, uri):
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(3), context.Queue()
-    processes = [
-        context.Process(target=_race, args=(machine(name).root, uri, barrier, results)) for name in ("a", "b", "c")
-    ]
-    for process in processes:
-        process.start()
-    outcomes = [results.get(timeout=600) for _ in processes]
-    for process in processes:
-        process.join(600)
-    assert sorted(outcomes) == ["cached", "cached", "ran"]
-    contents = {(machine(name).find(KEY).path / "data.txt").read_text() for name in "abc"}
-    assert len(contents) == 1
+    assert race(*((machine(name).root, uri, QUICK) for name in "abc")) == ["cached", "cached", "ran"]
+    assert len({(machine(name).find(KEY).path / "data.txt").read_text() for name in "abc"}) == 1
 
 
 def test_live_holder_keeps_its_lock_whatever_the_waiting_clock(machine, monkeypatch):
@@ -254,12 +230,8 @@ def test_live_holder_keeps_its_lock_whatever_the_waiting_clock(machine, monkeypa
     with machine("a").lock(KEY, 5):
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + 86400)
-        with (
-            pytest.raises(
-                WaitTimeout, match=rf"after \d s waiting for artifact aaaaaaaaaaaa, locked by process {os.getpid()} on"
-            ),
-            machine("b").lock(KEY, 6, messages.append),
-        ):
+        words = rf"after \d s waiting for artifact aaaaaaaaaaaa, locked by process {os.getpid()} on"
+        with pytest.raises(WaitTimeout, match=words), machine("b").lock(KEY, 6, messages.append):
             pass
     assert len(messages) == 1
     who = rf"process {os.getpid()} on {socket.gethostname()} \(since \d s\)"
@@ -408,18 +380,13 @@ def test_a_store_needs_permission_to_read_write_list_and_delete(machine, aws, mo
         aws.enforce(False)
 
 
-def test_a_server_that_is_away_or_does_not_answer_is_rejected(machine, wire, monkeypatch):
+def test_a_server_that_does_not_answer_and_a_missing_package_are_named(machine, wire, monkeypatch):
     wire.down()
     assert "AWS_ENDPOINT_URL" in refused(machine("a"))
     monkeypatch.setitem(files.OPTIONS["s3"]["config_kwargs"], "read_timeout", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert "AWS_ENDPOINT_URL" in refused(machine("a"))
-
-
-def test_a_missing_package_is_named_with_the_command(machine, monkeypatch):
-    import fsspec
-
     monkeypatch.setitem(sys.modules, "s3fs", None)
     assert f"pip install s3fs=={fsspec.__version__}" in refused(machine("a"))
 

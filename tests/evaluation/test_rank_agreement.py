@@ -35,10 +35,7 @@ def test_an_advantage_that_changes_sign_flips_its_group():
     assert agreement.groups == agreement.ranked == 2
     assert agreement.flipped == 0.5
     (flip,) = agreement.flips
-    assert flip.group == "a"
-    assert flip.signs == ["a/1"]
-    assert flip.swapped == []
-    assert flip.episodes == ["a/1"]
+    assert (flip.group, flip.signs, flip.swapped, flip.episodes) == ("a", ["a/1"], [], ["a/1"])
     assert flip.first["a/1"] == pytest.approx(-1 / 3)
     assert flip.second["a/1"] == pytest.approx(0.2)
 
@@ -56,12 +53,8 @@ def test_groups_without_two_common_scores_and_without_spread_do_not_count():
     first = {"one": {"x": 1.0, "y": 0.0}, "equal": {"p": 1.0, "q": 1.0}, "absent": {"a": 1.0, "b": 0.0}}
     second = {"one": {"x": 1.0}, "equal": {"p": 1.0, "q": 0.0}}
     agreement = rank_agreement(first, second)
-    assert agreement.groups == 1
-    assert agreement.ranked == 0
-    assert agreement.tau is None
-    assert agreement.flipped == 0
-    empty = rank_agreement({}, {})
-    assert empty.flipped is None
+    assert (agreement.groups, agreement.ranked, agreement.tau, agreement.flipped) == (1, 0, None, 0)
+    assert rank_agreement({}, {}).flipped is None
 
 
 def test_rounding_errors_are_no_spread():

@@ -67,6 +67,18 @@ def root_logger():
 
 
 @pytest.fixture
+def refused(answered):
+    """Run `flows.run` with what it refuses; return what it says."""
+
+    def run(*arguments: str) -> str:
+        code, out, said = answered(*arguments)
+        assert (code, out, "Traceback" in said) == (2, "", False)
+        return said
+
+    return run
+
+
+@pytest.fixture
 def recorded(monkeypatch, answered):
     """Run `flows.run` with a flow that records its arguments; return the exit code, the calls and standard error."""
     import flows

@@ -103,16 +103,13 @@ def run(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-def test_json_has_method_reason_and_command(capsys):
+def test_json_and_text_have_method_reason_and_command(capsys):
     code, out, _ = run(capsys, "--environment", "retail", "--compute", "cpu", "--json")
     data = json.loads(out.splitlines()[-1])
     assert code == 0
     assert data["method"] == "SFT + GRPO"
     assert data["command"] == "python -m flows.run name=sft-grpo environment=retail algorithm=grpo"
     assert data["reason"].startswith("Success is the objective")
-
-
-def test_text_and_further_overrides(capsys):
     code, out, _ = run(capsys, "--environment", "movie", "--success", "no", "--judge", "yes", "rounds=2")
     assert code == 0
     assert re.search(r"^method:  RULER \+ GRPO$", out, re.MULTILINE)
@@ -120,7 +117,7 @@ def test_text_and_further_overrides(capsys):
     assert "note:    measure the judge" in out
 
 
-def test_an_mcp_server_alone_is_one_command(capsys):
+def test_an_mcp_server_alone_is_one_command_and_one_with_more_gets_its_tasks_first(capsys):
     server = "environment.command=[python,shop_server.py]"
     _, out, _ = run(capsys, "--environment", "mcp", "--json", server)
     advice = json.loads(out)
@@ -137,10 +134,6 @@ def test_an_mcp_server_alone_is_one_command(capsys):
     advice = json.loads(out)
     assert "flow.author.model=gpt-5 " in advice["command"]
     assert any("replace my_server.py" in note for note in advice["notes"])
-
-
-def test_an_mcp_server_with_more_gets_its_tasks_first_and_one_with_tasks_no_author(capsys):
-    server = "environment.command=[python,shop_server.py]"
     for further in (["--judge", "anthropic/claude-sonnet-4-5"], ["--labels", "100"]):
         code, out, err = run(capsys, "--environment", "mcp", "--json", *further, server)
         assert code == 0, err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Iterator
 
@@ -12,21 +11,14 @@ from components.tracking.mlflow_tracker import Tracker
 from components.tracking.spec import TrackingSpec
 from components.trajectories.feedback import read, standing
 from tests.flows.annotated import ATTACK, EPISODES, loaded, played
+from tests.flows.processes import chromium
 from tests.flows.test_annotate import started
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
-    if BROWSER is None:
-        pytest.skip("there is no browser; install one: apt-get install chromium")
-    sync = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    with sync.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+    with chromium() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture

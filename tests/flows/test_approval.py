@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
+from contextlib import suppress
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,6 +18,7 @@ from flows.recipes.outcome import RunOutcome
 from flows.recipes.run import Run
 from flows.release import approval
 from tests.flows.test_online_rl import DATA, Recorder
+from tests.flows.waiting import until
 
 TABLE = [
     ["policy", "success", "reward", "turns"],
@@ -163,21 +164,16 @@ def paused(prefect_server, monkeypatch):
         def person():
             try:
                 with temporary_settings(settings), get_client(sync_client=True) as client:
-                    until = time.monotonic() + 600
-                    while time.monotonic() < until:
-                        state = client.read_flow_run(running[0]).state if running else None
-                        if state is not None and state.is_paused():
-                            break
-                        time.sleep(0.1)
-                    keys = state.state_details.run_input_keyset
-                    while time.monotonic() < until:
-                        try:
-                            form = client.read_flow_run_input(running[0], keys["schema"])
-                            about = client.read_flow_run_input(running[0], keys["description"])
-                            break
-                        except Exception:  # noqa: BLE001  not written yet
-                            time.sleep(0.1)
-                    answer(client, running[0], json.loads(form), json.loads(about))
+                    found, keys, read = [], {}, client.read_flow_run_input
+
+                    def is_asked() -> list:
+                        with suppress(Exception):  # it has not begun, or its form is not written yet
+                            keys.update(client.read_flow_run(running[0]).state.state_details.run_input_keyset or {})
+                            found[:] = [read(running[0], keys[name]) for name in ("schema", "description")]
+                        return found
+
+                    until(is_asked)
+                    answer(client, running[0], *map(json.loads, found))
             except BaseException as error:  # noqa: BLE001  told by the test
                 failed.append(error)
 

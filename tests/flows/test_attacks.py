@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,24 +14,13 @@ from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records
 from flows.terminal.exit_codes import describe_error
 from tests.flows.pretend import pretend
+from tests.flows.processes import python
 from tests.flows.test_online_rl import DATA
 
 pytestmark = pytest.mark.security
 
-CODE = Path(__file__).resolve().parents[2]
 NESTED = b"[" * 200_000
 STEER = "\x1b]0;owned\x07\x1b[2J"
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=CODE,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def record_path(root: Path) -> Path:
@@ -83,7 +70,7 @@ def test_what_a_record_or_a_manifest_says_does_not_steer_the_terminal(tmp_path):
     data = json.loads(manifest.read_text())
     data["spec"]["algorithm"][f"x{STEER}"] = STEER
     manifest.write_text(json.dumps(data))
-    done = command("flows.runs", "lineage", run.id, f"root={tmp_path}")
+    done = python("-m", "flows.runs", "lineage", run.id, f"root={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "owned" in done.stdout

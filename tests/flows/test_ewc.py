@@ -8,8 +8,7 @@ from components.errors import SpecError
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
 from flows.history.lineage_graph import Lineage
-from flows.planning.plan import plan
-from tests.flows.pretend import pretend, spec_of
+from tests.flows.pretend import planned, pretend
 from tests.flows.test_lineage import fed, steps
 from tests.flows.test_online_rl import DATA, Recorder
 
@@ -41,11 +40,10 @@ def test_a_fork_holds_what_the_other_run_had_learned(tmp_path):
 
 def test_plan_and_lineage(tmp_path):
     run = pretend(tmp_path, **EWC, replay={"rounds": 1})
-    assert {one.status for one in plan(spec_of(tmp_path, **EWC, replay={"rounds": 1})).stages} == {"cached"}
+    assert {one.status for one in planned(tmp_path, **EWC, replay={"rounds": 1}).values()} == {"cached"}
     rounds = [(f"train[{n}]", fed(n)) for n in (3, 2, 1, "sft")]
     assert steps(Lineage(tmp_path).back(run.stage("train[3]").key)) == rounds
-    forked = plan(spec_of(tmp_path, **{**EWC, "rounds": 4}, fork=f"{run.short}@1"))
-    train = {one.label: one for one in forked.stages}["train[4]"]
+    train = planned(tmp_path, **{**EWC, "rounds": 4}, fork=f"{run.short}@1")["train[4]"]
     assert train.inputs["anchored-scores-1"] == f"{run.short} judge[1]"
     assert train.inputs["anchored-scores-2"] == f"{run.short} judge[sft]"
     assert train.inputs["anchor"] == f"{run.short}@1"

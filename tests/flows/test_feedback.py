@@ -26,6 +26,7 @@ from flows.stages.feedback import FeedbackStage
 from tests.flows.annotated import EPISODES, played
 from tests.flows.declarations import check_artifact
 from tests.flows.pretend import planned, run_stages, spec_of
+from tests.refusals import wrong_problems
 from tests.trajectories.said import chose, corrected, rated
 
 SFT = {"name": "sft", "weight_temperature": 0.25, "learning_rate": 1e-2, "epochs": 3, "pack_tokens": 512}
@@ -149,6 +150,7 @@ def test_a_plan_knows_what_will_be_learned(tmp_path):
 
 def said(tmp_path, *answers, algorithm=SFT):
     file = tmp_path / "said.jsonl"
+    file.unlink(missing_ok=True)
     append(file, answers)
     return spec_of(tmp_path, feedback={"path": str(file), "algorithm": algorithm}).feedback
 
@@ -157,31 +159,28 @@ def test_what_cannot_be_learned_is_said_before_the_start(tmp_path):
     run: RunRecord = played(tmp_path)
     store, here = Store(tmp_path / "artifacts"), run.stage("collect[1]").digest
     a, b, *_ = EPISODES
-    with pytest.raises(SpecError, match=r"1 answers in .* artifact bbbbbbbbbbbb, which is not in"):
-        feedback.resolve(said(tmp_path, rated(a, 5, artifact="b" * 64)), store)
-    (tmp_path / "said.jsonl").unlink()
-    with pytest.raises(SpecError, match="no choices, which dpo trains on"):
-        feedback.resolve(said(tmp_path, rated(a, 5, artifact=here), algorithm=DPO), store)
-    (tmp_path / "said.jsonl").unlink()
-    with pytest.raises(SpecError, match="no scores and no corrections, which sft trains on"):
-        feedback.resolve(said(tmp_path, chose(a, b, artifact=here)), store)
+    cases = [
+        (rated(a, 5, artifact="b" * 64), SFT, r"1 answers in .* artifact bbbbbbbbbbbb, which is not in"),
+        (rated(a, 5, artifact=here), DPO, "no choices, which dpo trains on"),
+        (chose(a, b, artifact=here), SFT, "no scores and no corrections, which sft trains on"),
+    ]
+    for answer, algorithm, words in cases:
+        with pytest.raises(SpecError, match=words):
+            feedback.resolve(said(tmp_path, answer, algorithm=algorithm), store)
+    spec = said(tmp_path, chose(a, b, artifact=here))
     with open(tmp_path / "said.jsonl", "a") as file:
         file.write("{}\n")
     with pytest.raises(SpecError, match=r"feedback\.path: .*said\.jsonl, line 2: kind is None"):
-        feedback.resolve(said(tmp_path), store)
+        feedback.resolve(spec, store)
     (tmp_path / "said.jsonl").unlink()
-    gone = spec_of(tmp_path, feedback={"path": str(tmp_path / "gone"), "algorithm": SFT}).feedback
     with pytest.raises(SpecError, match=r"feedback\.path: there is no file"):
-        feedback.resolve(gone, store)
-
-
-def test_scores_that_make_no_difference_are_refused(tmp_path):
-    part = {"path": "x", "algorithm": {"name": "sft"}}
-    words = r"feedback\.algorithm\.weight_temperature: null: gives episodes that annotators"
-    with pytest.raises(SpecError, match=words):
-        spec_of(tmp_path, feedback=part)
-    with pytest.raises(SpecError, match=r"feedback\.algorithm\.name: 'grpo'"):
-        spec_of(tmp_path, feedback={"path": "x", "algorithm": {"name": "grpo"}})
+        feedback.resolve(spec, store)
+    refused = [
+        ({"name": "sft"}, "feedback.algorithm.weight_temperature", "null: gives episodes that annotators"),
+        ({"name": "grpo"}, "feedback.algorithm.name", "'grpo'"),
+    ]
+    found = wrong_problems(refused, lambda algorithm: spec_of(tmp_path, feedback={"path": "x", "algorithm": algorithm}))
+    assert found == []
 
 
 def request_of(tmp_path, spec, data):

@@ -9,6 +9,7 @@ from components.trajectories.schema import Score
 from components.trajectories.store import read_scores, write_scores
 from flows.stages import finished
 from flows.stages.finished import FinishedRows
+from tests.flows.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +53,7 @@ def test_rows_are_flushed_without_further_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(finished, "FLUSH_SECONDS", 0.2)
     one = open_shards(tmp_path)
     one.add(scores("a"))
-    deadline = time.monotonic() + 600
-    while not kept(tmp_path):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: kept(tmp_path))
     time.sleep(0.3)  # what takes longer than that is kept at once
     one.add(scores("b"))
     assert kept(tmp_path) == ["a", "b"]
@@ -76,10 +74,7 @@ def test_a_flush_leaves_no_thread_behind(tmp_path):
     one = open_shards(tmp_path)
     one.add(scores("a"))
     one.flush()
-    deadline = time.monotonic() + 600
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: threading.active_count() <= before)
 
 
 def test_a_torn_file_is_never_used(tmp_path, caplog):

@@ -13,7 +13,7 @@ from flows.history.records import Records
 from tests.flows.pretend import pretend, spec_of
 
 
-def test_it_goes_on_from_there(tmp_path):
+def test_it_goes_on_from_any_step_that_was_trained(tmp_path):
     run = pretend(tmp_path, rounds=2)
     new = pretend(tmp_path, rounds=3, fork=f"{run.short}@1", algorithm={"name": "grpo", "learning_rate": 5e-4})
     labels = [one.label for one in new.stages]
@@ -28,6 +28,12 @@ def test_it_goes_on_from_there(tmp_path):
     assert new.forked == {"0": run.stage("train[sft]").key, "1": start}
     again = pretend(tmp_path, rounds=3, fork=f"{new.short}@1", seed=5)
     assert again.forked == new.forked  # a fork of a fork
+    for at, label in {"@0": "train[sft]", "@2": "train[2]", "": "train[2]"}.items():
+        fork = resolve(spec_of(tmp_path, rounds=4, fork=f"{run.id}{at}"), Store(tmp_path / "artifacts"))
+        assert fork is not None
+        assert fork.checkpoint.key == run.stage(label).key
+        assert fork.reference is not None
+        assert fork.reference.key == run.stage("train[sft]").key
 
 
 def test_with_nothing_changed_it_finds_all_of_the_run(tmp_path):
@@ -35,16 +41,6 @@ def test_with_nothing_changed_it_finds_all_of_the_run(tmp_path):
     new = pretend(tmp_path, rounds=2, algorithm={"name": "grpo", "reference": "start"}, fork=f"{run.short}@1")
     assert [one.label for one in new.stages if one.status == "ran"] == ["evaluate[start]", "deploy"]
     assert new.stage("train[2]").key == run.stage("train[2]").key
-
-
-def test_every_step_that_was_trained_can_be_forked(tmp_path):
-    run = pretend(tmp_path, rounds=2)
-    for at, label in {"@0": "train[sft]", "@2": "train[2]", "": "train[2]"}.items():
-        fork = resolve(spec_of(tmp_path, rounds=4, fork=f"{run.id}{at}"), Store(tmp_path / "artifacts"))
-        assert fork is not None
-        assert fork.checkpoint.key == run.stage(label).key
-        assert fork.reference is not None
-        assert fork.reference.key == run.stage("train[sft]").key
 
 
 @pytest.mark.parametrize("reference", ["latest", "test@2"])

@@ -47,16 +47,10 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("root_logger")]
 def configs(tmp_path_factory):
     """Return a folder with the environment and rewards of the tests."""
     folder = tmp_path_factory.mktemp("configs")
-    files = {
-        "environment/parity": f"_target_: {HERE}.Parity\n",
-        "reward/negated": f"_target_: {HERE}.negated\n",
-        "reward/unscored": f"_target_: {HERE}.unscored\n",
-        "reward/constant": f"_target_: {HERE}.constant\n",
-    }
-    for name, text in files.items():
-        path = folder / f"{name}.yaml"
+    for name in ("environment/Parity", "reward/negated", "reward/unscored", "reward/constant"):
+        path = folder / f"{name.lower()}.yaml"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
+        path.write_text(f"_target_: {HERE}.{name.partition('/')[2]}\n")
     return folder
 
 

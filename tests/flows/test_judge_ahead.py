@@ -21,6 +21,7 @@ from flows.stages.execute import find_stage, run_stage
 from flows.stages.judge import JudgeStage
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import Recorder
+from tests.flows.waiting import until
 
 LOG: list[tuple[float, str]] = []
 """When each episode was judged: of this process alone."""
@@ -106,11 +107,6 @@ def judge_ahead(tmp_path, kind, group_size=2):
 
     spec = validate(JudgeStage, {"reward": reward(kind)}, allow=("tests",))
     return JudgeAhead(spec, context, group_size)
-
-
-def until(condition):
-    while not condition():
-        time.sleep(0.01)
 
 
 def test_an_episode_is_judged_while_others_are_played(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from flows import run
 from flows.experiment.compose import check
 from flows.experiment.prerequisites import lacking
 
@@ -25,18 +24,8 @@ def _none(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def refused(capsys, *arguments):
-    """What the command says, which does not begin."""
-    with pytest.raises(SystemExit) as end:
-        run.main(list(arguments))
-    out, said = capsys.readouterr()
-    assert (end.value.code, out) == (2, "")
-    assert "Traceback" not in said
-    return said
-
-
-def test_the_key_of_a_judge_is_named_before_anything_is_made(tmp_path, capsys):
-    said = refused(capsys, *ASKS, "reward.model.key_variable=NO_SUCH_KEY", f"root={tmp_path / 'root'}")
+def test_the_key_of_a_judge_is_named_before_anything_is_made(tmp_path, refused):
+    said = refused(*ASKS, "reward.model.key_variable=NO_SUCH_KEY", f"root={tmp_path / 'root'}")
     assert said.splitlines() == [
         "reward.model.key_variable: the environment variable NO_SUCH_KEY is not set; set it to the key of "
         "http://127.0.0.1:9/v1"
@@ -44,22 +33,22 @@ def test_the_key_of_a_judge_is_named_before_anything_is_made(tmp_path, capsys):
     assert not (tmp_path / "root").exists()
 
 
-def test_that_of_a_provider_is_named_as_litellm_names_it(tmp_path, capsys):
+def test_that_of_a_provider_is_named_as_litellm_names_it(tmp_path, refused):
     line = [*LITELLM, "reward.model.model=openai/gpt-4.1-mini", f"root={tmp_path / 'root'}"]
-    assert "the environment lacks OPENAI_API_KEY; set it" in refused(capsys, *line)
-    assert "variable JUDGE_KEY is not set" in refused(capsys, *line, "reward.model.key_variable=JUDGE_KEY")
+    assert "the environment lacks OPENAI_API_KEY; set it" in refused(*line)
+    assert "variable JUDGE_KEY is not set" in refused(*line, "reward.model.key_variable=JUDGE_KEY")
     assert not (tmp_path / "root").exists()
 
 
-def test_all_that_is_missing_is_said_at_once_that_of_a_judge_inside_of_another_reward_too(tmp_path, capsys):
-    said = refused(capsys, *ASKS, NESTED, "reward.model.key_variable=JUDGE_KEY", f"root={tmp_path / 'root'}")
+def test_all_that_is_missing_is_said_at_once_that_of_a_judge_inside_of_another_reward_too(tmp_path, refused):
+    said = refused(*ASKS, NESTED, "reward.model.key_variable=JUDGE_KEY", f"root={tmp_path / 'root'}")
     assert [word in said for word in ("JUDGE_KEY is not set", "OTHER_KEY is not set")] == [True, True]
 
 
-def test_a_sweep_does_not_begin_where_one_of_its_points_lacks_a_key(tmp_path, capsys, monkeypatch):
+def test_a_sweep_does_not_begin_where_one_of_its_points_lacks_a_key(tmp_path, refused, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "x")
     points = "reward.model.key_variable=JUDGE_KEY,OTHER_KEY"
-    said = refused(capsys, "-m", *ASKS, points, f"root={tmp_path / 'root'}")
+    said = refused("-m", *ASKS, points, f"root={tmp_path / 'root'}")
     assert said.count("is not set") == 1
     assert "OTHER_KEY" in said
     assert not (tmp_path / "root").exists()
@@ -77,17 +66,17 @@ def test_a_budget_needs_a_price_that_litellm_knows(monkeypatch):
     assert of("reward.model.model=openai/unheard-of", "reward.model.price={input: 1, output: 2}") == []
 
 
-def test_a_budget_needs_a_price_of_a_server(capsys):
-    said = refused(capsys, *ASKS, "judge.budget=0.5")
+def test_a_budget_needs_a_price_of_a_server(refused):
+    said = refused(*ASKS, "judge.budget=0.5")
     assert "judge.budget: 0.5 cannot be enforced: the price of judge is not set" in said
     check([*ASKS, "judge.budget=0.5", "reward.model.price={input: 1, output: 2}"])
 
 
-def test_batches_need_as_many_questions_at_once_as_a_stage_has(capsys):
+def test_batches_need_as_many_questions_at_once_as_a_stage_has(refused):
     line = [*ASKS, "reward.model.batch=true", "collect.scenarios=40"]
-    said = refused(capsys, *line)
+    said = refused(*line)
     assert "judge.concurrency: 16: limits a batch to this many groups" in said
     assert "expected at least 40" in said
     check([*line, "judge.concurrency=40"])
-    said = refused(capsys, *line, "judge.concurrency=40", "reward.model.requests_per_minute=5")
+    said = refused(*line, "judge.concurrency=40", "reward.model.requests_per_minute=5")
     assert "reward.model.requests_per_minute: 5: does not apply to batches" in said

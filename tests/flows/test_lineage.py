@@ -30,7 +30,7 @@ def fed(name) -> list[str]:
     return [f"{stage}[{name}]" for stage in FED]
 
 
-def test_a_checkpoint_goes_back_to_the_start_a_step_for_each_round(tmp_path):
+def test_a_checkpoint_goes_back_a_step_for_each_round_and_forward_to_what_was_made_from_it(tmp_path):
     run = pretend(tmp_path)
     lineage = Lineage(tmp_path)
     key = run.stage("train[2]").key
@@ -43,11 +43,6 @@ def test_a_checkpoint_goes_back_to_the_start_a_step_for_each_round(tmp_path):
     order = [node.key for node in nodes]
     for node in nodes:
         assert all(order.index(node.key) < order.index(below) for below in node.inputs.values())
-
-
-def test_forward_are_evaluations_exports_and_later_checkpoints(tmp_path):
-    run = pretend(tmp_path)
-    lineage = Lineage(tmp_path)
     assert steps(lineage.forward(run.stage("train[sft]").key)) == [
         ("train[sft]", ["evaluate[sft]"]),
         ("train[1]", fed(1)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -73,9 +72,13 @@ def record():
     return RunRecord("a" * 32, "smoke", 3, 0.0, result={"success": 0.5})
 
 
+def send(event, message="", step=None):
+    Notifier(settings(), record()).send(event, message, step)
+
+
 def test_the_body_of_an_event(webhook):
     hook = webhook(204)
-    Notifier(settings(), record()).send("guard", "no episode was selected", 2)
+    send("guard", "no episode was selected", 2)
     (body,) = hook.bodies
     assert body.pop("time").endswith("Z")
     assert body == {
@@ -91,33 +94,22 @@ def test_the_body_of_an_event(webhook):
     }
 
 
-def test_a_failed_delivery_is_retried_once(webhook):
+def test_a_failed_delivery_is_retried_once_and_then_a_warning_without_the_url(webhook, monkeypatch, caplog):
     hook = webhook(503, 200)
-    Notifier(settings(), record()).send("ended", "")
-    assert [body["event"] for body in hook.bodies] == ["ended", "ended"]
-    assert hook.bodies[1]["result"] == {"success": 0.5}
-
-
-def test_a_delivery_that_fails_twice_is_a_warning_without_the_url(webhook, caplog):
-    hook = webhook(500)
-    with caplog.at_level(logging.WARNING):
-        Notifier(settings(), record()).send("failed", "")
-    assert len(hook.bodies) == 2
-    warnings = [entry.getMessage() for entry in caplog.records if entry.name == notification.__name__]
-    assert warnings == [f"cannot deliver the event failed to the webhook in {VARIABLE}: HTTP 500"]
-
-
-def test_a_server_that_does_not_answer_is_given_up(webhook, monkeypatch, caplog):
-    monkeypatch.setattr(notification, "TIMEOUT", 2.0)  # a busy machine takes a while to accept
-    hook = webhook(0)
-    Notifier(settings(), record()).send("failed", "")
-    assert len(hook.bodies) == 2
-    assert "to the webhook" in caplog.text
-
-
-def test_a_refused_connection_does_not_fail_the_run(monkeypatch, caplog):
+    send("ended")
+    assert [(body["event"], body["result"]) for body in hook.bodies] == [("ended", {"success": 0.5})] * 2
+    assert caplog.messages == []
+    for status, words in ((500, "HTTP 500"), (0, "")):  # it does not answer at all
+        hook = webhook(status)
+        monkeypatch.setattr(notification, "TIMEOUT", 2.0)  # a busy machine takes a while to accept
+        send("failed")
+        assert len(hook.bodies) == 2
+        (warning,) = [entry.getMessage() for entry in caplog.records if entry.name == notification.__name__]
+        assert warning.startswith(f"cannot deliver the event failed to the webhook in {VARIABLE}: {words}")
+        assert "s3cr3t" not in caplog.text
+        caplog.clear()
     monkeypatch.setenv(VARIABLE, "http://127.0.0.1:9/s3cr3t")
-    Notifier(settings(), record()).send("failed", "")
+    send("failed")
     assert "ConnectError" in caplog.text
     assert "s3cr3t" not in caplog.text
 

@@ -70,7 +70,7 @@ def rounds(*numbers):
     return [f"{stage}[{number}]" for number in numbers for stage in ("collect", "judge", "filter", "train")]
 
 
-def test_the_whole_line(tmp_path):
+def test_the_whole_line_and_what_each_stage_depends_on(tmp_path):
     run = Recorder(tmp_path)
     assert list(run.keys) == ["evaluate[start]", *WARMUP, *rounds(1, 2), "evaluate[final]", "deploy"]
     assert run.steps["evaluate[start]"] == -1
@@ -81,6 +81,17 @@ def test_the_whole_line(tmp_path):
     assert run.outcome.checkpoint.key == run.keys["train[2]"]
     assert run.outcome.export.key == run.keys["deploy"]
     assert run.outcome.last.key == run.keys["evaluate[final]"]
+    assert "policy" not in run.requests["evaluate[start]"].inputs
+    assert run.requests["collect[1]"].inputs == {"policy": run.keys["train[sft]"]}
+    assert run.requests["collect[2]"].inputs == {"policy": run.keys["train[1]"]}
+    assert run.requests["train[2]"].inputs["start"] == run.keys["train[1]"]
+    assert "start" not in run.requests["train[sft]"].inputs
+    assert [run.requests[f"collect[{n}]"].spec["round"] for n in (1, 2)] == [0, 1]
+    assert {run.requests[f"train[{n}]"].inputs["reference"] for n in (1, 2)} == {run.keys["train[sft]"]}
+    run = Recorder(tmp_path, algorithm={"name": "grpo", "reference": "base"})
+    assert not any("reference" in run.requests[f"train[{n}]"].inputs for n in (1, 2))
+    collect = run.requests["collect[sft]"].spec["collect"]
+    assert (collect["scenarios"], collect["group_size"]) == (4, 1)
 
 
 LEFT_OUT = [
@@ -96,23 +107,6 @@ def test_what_is_not_asked_for_is_left_out(tmp_path):
         run = Recorder(tmp_path, **changes)
         assert list(run.keys) == labels
         assert min(run.steps.values()) == (0 if "warmup" in changes else -1)
-
-
-def test_each_policy_acts_in_the_next_round_and_training_goes_on_from_it(tmp_path):
-    run = Recorder(tmp_path)
-    assert "policy" not in run.requests["evaluate[start]"].inputs
-    assert run.requests["collect[1]"].inputs == {"policy": run.keys["train[sft]"]}
-    assert run.requests["collect[2]"].inputs == {"policy": run.keys["train[1]"]}
-    assert run.requests["train[2]"].inputs["start"] == run.keys["train[1]"]
-    assert "start" not in run.requests["train[sft]"].inputs
-    assert [run.requests[f"collect[{n}]"].spec["round"] for n in (1, 2)] == [0, 1]
-
-
-def test_the_reference_is_the_checkpoint_from_which_the_rounds_began(tmp_path):
-    run = Recorder(tmp_path)
-    assert {run.requests[f"train[{n}]"].inputs["reference"] for n in (1, 2)} == {run.keys["train[sft]"]}
-    run = Recorder(tmp_path, algorithm={"name": "grpo", "reference": "base"})
-    assert not any("reference" in run.requests[f"train[{n}]"].inputs for n in (1, 2))
 
 
 AFTER_ROUNDS = ["evaluate[final]", "deploy"]
@@ -141,11 +135,6 @@ def test_a_change_runs_again_only_what_depends_on_it(tmp_path):
     plain = Recorder(tmp_path)
     for change, expected in CHANGES:
         assert changed(plain, Recorder(tmp_path, **change)) == expected, change
-
-
-def test_demonstrations_are_one_episode_a_scenario(tmp_path):
-    collect = Recorder(tmp_path).requests["collect[sft]"].spec["collect"]
-    assert (collect["scenarios"], collect["group_size"]) == (4, 1)
 
 
 # --- evaluations in the rounds --------------------------------------------------------------------------------------
@@ -298,10 +287,9 @@ def test_groups_without_signal_are_replaced(tmp_path):
     request = run.requests["collect[1+1]"]
     assert (request.spec["collect"]["scenarios"], tuple(request.spec["further"])) == (3, (4, 0))
     inputs = run.requests["train[1]"].inputs
-    assert {name: inputs[name] for name in ("trajectories+1", "scores+1", "selection+1")} == {
-        name: run.keys[label]
-        for name, label in zip(("trajectories+1", "scores+1", "selection+1"), further, strict=True)
-    }
+    assert [inputs[name] for name in ("trajectories+1", "scores+1", "selection+1")] == [
+        run.keys[one] for one in further
+    ]
     assert "trajectories+1" not in run.requests["train[2]"].inputs
 
 

@@ -23,6 +23,7 @@ from flows.stages.base import Context, Request
 from tests.flows import waiting
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_online_rl import DATA, Recorder, changed, rounds
+from tests.flows.waiting import until
 from tests.refusals import wrong_refusals
 
 COLLECT = DATA["collect"]
@@ -267,8 +268,7 @@ def test_an_early_end_stops_what_was_not_waited_for(tmp_path, execution):
         call("judge[3]", 3, wait(4, touch=str(begun), wait_for=str(never)))
 
     with background("train[1]", lambda call: call("collect[2]", 2, wait(2)), work):
-        while not begun.exists():
-            time.sleep(0.02)
+        until(begun.exists)
     background.close()
     assert drafts(tmp_path) == []
     assert [one.name for one in tmp_path.glob("artifacts/.scratch/*/*")] == ["put-away"]
@@ -323,8 +323,7 @@ def test_where_the_stage_fails_the_work_is_ended_and_puts_away_what_it_has(tmp_p
         call("judge[2]", 2, wait(3, touch=str(begun), wait_for=str(never)))
 
     def stage():
-        while not begun.exists():
-            time.sleep(0.02)
+        until(begun.exists)
         raise error("of the stage")
 
     with pytest.raises(error, match="of the stage"), Concurrent(execution, plainly)("train[1]", work):

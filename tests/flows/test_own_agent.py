@@ -19,15 +19,20 @@ from tests.refusals import wrong_refusals
 HERE = "tests.flows.test_own_agent"
 
 
+def ask(base_url, api_key, model, messages):
+    """Ask over plain HTTP; return the message of the answer."""
+    body = json.dumps({"model": model, "messages": messages}).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+
 def agent(scenario, base_url, api_key, model, *, turns: int = 2):
-    """Asks and asks again, over plain HTTP."""
+    """Asks and asks again."""
     talk = [{"role": "user", "content": scenario.input["request"]}]
     for _ in range(turns):
-        body = json.dumps({"model": model, "messages": talk}).encode()
-        headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
-        request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as answer:
-            message = json.load(answer)["choices"][0]["message"]
+        message = ask(base_url, api_key, model, talk)
         talk += [{"role": "assistant", "content": message["content"] or ""}, {"role": "user", "content": "And?"}]
     return {"success": False, "reward": 0.25}
 

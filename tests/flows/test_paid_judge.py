@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +13,11 @@ from components.trajectories.store import read_scores
 from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage, request_key, run_stage
 from tests.flows.pretend import store_episodes
+from tests.flows.processes import ROOT, stage_line
 from tests.rewards import judge_replies as replies
 from tests.rewards.judge_server import GOOD, Reply, judge_server
 from tests.trajectories.builders import episode, talk
 
-ROOT = Path(__file__).resolve().parents[2]
 GROUPS = 12
 MODEL = {"name": "tiny", "source": "random"}
 
@@ -147,9 +145,7 @@ def test_two_processes_that_judge_at_the_same_time_leave_one_whole_file(context,
     with judge_server(lambda asked: Reply(after=0.02)) as server:
         running = []
         for root in roots:
-            request = requested(Context.at(root), server)
-            (root / "request.json").write_text(json.dumps(request.to_json()))
-            command = [sys.executable, "-m", "flows.stage", "--request", root / "request.json", f"root={root}"]
+            command = [sys.executable, *stage_line(root, requested(Context.at(root), server))]
             running.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
         assert [one.wait(600) for one in running] == [0, 0]
         assert GROUPS <= len(server.requests) <= 2 * GROUPS

@@ -26,6 +26,7 @@ from tests.flows import waiting
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_online_rl import Recorder
 from tests.flows.test_overlap import children, drafts, plainly, wait
+from tests.flows.waiting import until
 from tests.refusals import wrong_refusals
 
 PARALLEL = {"default": "process", "parallel": 2, "stall_timeout": 60}
@@ -115,8 +116,7 @@ def test_an_interruption_stops_all_branches(tmp_path, execution, monkeypatch):
     def interrupted(label, step, request, beside=None):
         if beside is not None:
             return make(label, step, request, beside)
-        while not begun.exists():
-            time.sleep(0.02)
+        until(begun.exists)
         raise KeyboardInterrupt
 
     make = execution.make
@@ -201,8 +201,7 @@ def test_a_stage_beyond_the_budget_does_not_start_and_those_beside_it_finish(tmp
     first = branch(1, touch=str(started), wait_for=str(release))
 
     def second(call):
-        while not started.exists():
-            time.sleep(0.02)
+        until(started.exists)
         try:
             return branch(2)(call)
         finally:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,14 @@ from flows.history.records import Records
 from flows.plan import show
 from flows.planning.plan import plan
 from tests.flows.pretend import edit_manifest, planned, pretend, spec_of
+from tests.flows.processes import python
 from tests.flows.test_online_rl import DATA
 
-CODE = Path(__file__).resolve().parents[2]
+DIFFERENCES = [
+    ({"seed": 3}, "collect[1]", "seed: 0 → 3"),
+    ({"evaluate": {"scenarios": 2}}, "evaluate[start]", "evaluate.scenarios: null → 2"),
+    ({"reward": {**DATA["reward"], "turn_cost": 0.1}}, "judge[1]", "turn_cost"),
+]
 FASTER = {"name": "grpo", "learning_rate": 5e-4}
 
 
@@ -37,16 +40,14 @@ def test_at_first_everything_runs_and_nothing_is_known(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_after_the_run_everything_is_found(tmp_path):
+def test_after_the_run_everything_is_cached_but_what_a_change_determines(tmp_path):
     run = pretend(tmp_path)
     found = plan(spec_of(tmp_path))
     assert {one.label: one.key for one in found.stages} == {one.label: one.key for one in run.stages}
     assert {one.status for one in found.stages} == {"cached"}
     assert (found.seconds, found.cost) == (0, 0)
-
-
-def test_one_changed_key_says_which_stages_it_makes_run_and_why(tmp_path):
-    run = pretend(tmp_path)
+    collect = {"scenarios": 4, "group_size": 2, "concurrency": 3}
+    assert reasons(tmp_path, compute={"default": "process", "save_every": 1}, collect=collect) == {}
     why = reasons(tmp_path, algorithm=FASTER)
     assert list(why) == [
         "train[1]",
@@ -60,19 +61,11 @@ def test_one_changed_key_says_which_stages_it_makes_run_and_why(tmp_path):
     assert "start: train[1] is recomputed" in why["train[2]"]
     assert "experiment.algorithm.learning_rate: 0.0001 → 0.0005" in why["deploy"]
     assert run.short not in str(why)
-
-
-DIFFERENCES = [
-    ({"seed": 3}, "collect[1]", "seed: 0 → 3"),
-    ({"evaluate": {"scenarios": 2}}, "evaluate[start]", "evaluate.scenarios: null → 2"),
-    ({"reward": {**DATA["reward"], "turn_cost": 0.1}}, "judge[1]", "turn_cost"),
-]
-
-
-def test_the_reason_is_the_part_of_the_key_that_differs(tmp_path):
-    pretend(tmp_path)
     for changes, label, reason in DIFFERENCES:
         assert reason in "; ".join(reasons(tmp_path, **changes)[label])
+    stages = planned(tmp_path, fork=f"{run.short}@1", rounds=3)
+    assert list(stages)[:2] == ["evaluate[start]", "collect[2]"]
+    assert stages["train[2]"].status == "cached"
 
 
 def test_the_nearest_of_several_runs_gives_the_reason(tmp_path):
@@ -80,12 +73,6 @@ def test_the_nearest_of_several_runs_gives_the_reason(tmp_path):
     pretend(tmp_path, rounds=1, algorithm={**FASTER, "epochs": 2})
     why = reasons(tmp_path, rounds=1, algorithm=FASTER)
     assert why["train[1]"] in (["algorithm.epochs: 2 → 1"], ["algorithm.learning_rate: 0.0001 → 0.0005"])
-
-
-def test_what_does_not_determine_the_result_makes_nothing_run(tmp_path):
-    pretend(tmp_path)
-    collect = {"scenarios": 4, "group_size": 2, "concurrency": 3}
-    assert reasons(tmp_path, compute={"default": "process", "save_every": 1}, collect=collect) == {}
 
 
 def test_a_stage_whose_artifact_is_gone_says_so(tmp_path):
@@ -155,16 +142,12 @@ def test_the_time_is_the_median_of_those_that_are_equally_near(tmp_path):
     assert planned(tmp_path, rounds=1, algorithm=FASTER)["evaluate[final]"].seconds == 3.0
 
 
-def test_the_time_of_another_model_is_no_estimate(tmp_path):
+def test_the_time_of_another_model_is_no_estimate_and_rounds_count_from_one(tmp_path):
     pretend(tmp_path, rounds=1)
     stages = planned(tmp_path, rounds=1, model={"name": "small", "source": "random"})
     for label in ("evaluate[start]", "collect[1]", "train[1]"):
         assert stages[label].seconds is None
         assert any(reason.startswith("model.name: ") for reason in stages[label].why)
-
-
-def test_rounds_are_counted_from_one(tmp_path):
-    pretend(tmp_path, rounds=1)
     assert planned(tmp_path, rounds=2)["collect[2]"].why[0] == "round: 1 → 2"
 
 
@@ -226,13 +209,6 @@ def test_an_experiment_without_an_earlier_run_is_compared_with_others_on_request
     assert text.endswith(f"no earlier run of new below {tmp_path}; --why compares it with other experiments\n")
     assert "environment.train: 16 → 32" in show(found, why=True)
     assert not plan(spec_of(tmp_path, rounds=2)).new
-
-
-def test_a_fork_is_planned(tmp_path):
-    run = pretend(tmp_path)
-    stages = planned(tmp_path, fork=f"{run.short}@1", rounds=3)
-    assert list(stages)[:2] == ["evaluate[start]", "collect[2]"]
-    assert stages["train[2]"].status == "cached"
 
 
 COURSE = {"rounds": 4, "evaluate": {"every": 1}, "early_stopping": {"patience": 1}}
@@ -321,7 +297,7 @@ assert plan(["+experiment=quickstart", root]) == compare([{one.id!r}, {other.id!
 assert lineage([{one.id!r}, root]) == 0
 print(sorted({{"torch", "transformers", "prefect", "mlflow", "trl", "peft"}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True, timeout=600)
+    done = python("-c", code)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     assert len(Records(tmp_path).all()) == 2  # a plan adds no run
 

@@ -32,7 +32,7 @@ def test_a_run_is_found_by_its_id_its_name_and_as_the_latest(tmp_path):
         one.stage("train[9]")
 
 
-def test_a_run_that_does_not_exist_is_refused_and_the_others_named(tmp_path):
+def test_a_run_that_does_not_exist_is_refused_and_the_others_named_with_their_state(tmp_path):
     run = pretend(tmp_path, rounds=1)
     for reference in ("nothing", "abc", ""):
         with pytest.raises(ResourceError, match=f"no run '{reference}'.*\n.*{run.short}.*test seed 0  finished"):
@@ -41,10 +41,6 @@ def test_a_run_that_does_not_exist_is_refused_and_the_others_named(tmp_path):
         Records(tmp_path / "elsewhere").get("nothing")
     with pytest.raises(ResourceError, match=f"'{run.id[:2]}' is too short for an id; give at least 4 characters"):
         Records(tmp_path).get(run.id[:2])
-
-
-def test_a_killed_run_is_listed_as_such(tmp_path):
-    run = pretend(tmp_path, rounds=1)
     run.status = "RUNNING"
     records = Records(tmp_path)
     records.write(run)

@@ -10,8 +10,7 @@ from components.artifacts import Store
 from components.errors import SpecError
 from flows.experiment.fork import resolve
 from flows.history.lineage_graph import Lineage
-from flows.planning.plan import plan
-from tests.flows.pretend import pretend, spec_of
+from tests.flows.pretend import planned, pretend, spec_of
 from tests.flows.test_lineage import fed, steps
 from tests.flows.test_online_rl import Recorder
 
@@ -65,13 +64,12 @@ def test_a_fork_says_what_is_gone(tmp_path):
 
 def test_a_plan_knows_what_is_replayed(tmp_path):
     run = pretend(tmp_path, **REPLAY)
-    assert {one.status for one in plan(spec_of(tmp_path, **REPLAY)).stages} == {"cached"}
-    forked = {one.label: one for one in plan(spec_of(tmp_path, **REPLAY, fork=f"{run.short}@2")).stages}
+    assert {one.status for one in planned(tmp_path, **REPLAY).values()} == {"cached"}
+    forked = planned(tmp_path, **REPLAY, fork=f"{run.short}@2")
     assert forked["train[3]"].status == forked["train[4]"].status == "cached"
     assert forked["train[3]"].inputs["scores-1"] == f"{run.short} judge[2]"
     assert forked["train[4]"].inputs["scores-1"] == "judge[3]"
-    changed = {one.label: one for one in plan(spec_of(tmp_path, rounds=4, replay={"share": 0.2})).stages}
-    assert changed["train[2]"].why == ["replay.share: 0.5 → 0.2"]
+    assert planned(tmp_path, rounds=4, replay={"share": 0.2})["train[2]"].why == ["replay.share: 0.5 → 0.2"]
 
 
 def test_what_is_replayed_belongs_to_the_round_that_played_it(tmp_path):

@@ -1,6 +1,7 @@
 """Results of a run."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -160,34 +161,29 @@ def test_policies_after_a_warmup_and_after_rounds_of_the_same_algorithm_have_nam
     assert titles_by("sft", False)["final"] == "after SFT"
 
 
-def test_a_round_is_told_under_the_names_of_the_report(tmp_path):
-    def artifact(stage, **metrics):
-        return Artifact(stage, stage, stage, 1, stage, tmp_path, metrics, {}, (), 2.0)
+def figures_of(**metrics):
+    """Return the figures of a round with these metrics of its stages."""
+    artifacts = {
+        stage: Artifact(stage, stage, stage, 1, stage, Path(), values, {}, (), 2.0) for stage, values in metrics.items()
+    }
+    return round_figures(artifacts)
 
-    row = round_figures(
-        {
-            "collect": artifact("collect", success=0.5, turns=3.0, tokens_per_episode=40.0, tokens_per_s=600.0),
-            "judge": artifact("judge", reward=0.4),
-            "filter": artifact("filter", kept=8.0),
-            "train": artifact("train", kl=0.01, entropy=0.5, tokens_per_s=150.0, sampled_tokens=320.0),
-        }
+
+def test_a_round_is_told_under_the_names_of_the_report():
+    row = figures_of(
+        collect={"success": 0.5, "turns": 3.0, "tokens_per_episode": 40.0, "tokens_per_s": 600.0},
+        judge={"reward": 0.4},
+        filter={"kept": 8.0},
+        train={"kl": 0.01, "entropy": 0.5, "tokens_per_s": 150.0, "sampled_tokens": 320.0},
     )
     assert (row["reward"], row["success"], row["kl"], row["entropy"], row["turns"]) == (0.4, 0.5, 0.01, 0.5, 3.0)
     assert (row["sampled_tokens"], row["tokens_per_s"], row["sampling_tokens_per_s"]) == (40.0, 150.0, 600.0)
     assert (row["collect_s"], row["train_s"]) == (2.0, 2.0)
 
 
-def test_whoever_plays_beside_the_policy_is_told_apart(tmp_path):
-    def artifact(stage, metrics):
-        return Artifact(stage, stage, stage, 1, stage, tmp_path, metrics, {}, (), 2.0)
-
+def test_whoever_plays_beside_the_policy_is_told_apart():
     collect = {"episodes": 4.0, "success": 0.25, "second/episodes": 3.0, "second/success": 0.5, "second/failed": 0.0}
-    row = round_figures(
-        {
-            "collect": artifact("collect", collect),
-            "judge": artifact("judge", {"reward": 0.2, "second/reward": 0.4}),
-        }
-    )
+    row = figures_of(collect=collect, judge={"reward": 0.2, "second/reward": 0.4})
     assert {name: value for name, value in row.items() if "/" in name} == {
         "second/episodes": 3.0,
         "second/success": 0.5,
@@ -211,15 +207,12 @@ def test_several_samples_add_pass_at_k_to_the_json_line():
     assert passes_of(episodes, 1) == {}
 
 
-def test_samples_of_an_evaluation_are_part_of_its_key_only_above_one(tmp_path):
+def test_samples_of_an_evaluation_are_part_of_its_key_only_above_one_and_are_not_greedy(tmp_path):
     one = Requests(spec_of(tmp_path)).evaluate(None)
     several = Requests(spec_of(tmp_path, evaluate={"samples": 3, "temperature": 0.5})).evaluate(None)
     sampled = Requests(spec_of(tmp_path, evaluate={"temperature": 0.5})).evaluate(None, samples=3)
     assert "samples" not in json.dumps(key_part(one))
     assert key_part(several)["samples"] == 3
     assert key_part(several) == key_part(sampled)
-
-
-def test_several_greedy_samples_are_refused(tmp_path):
     with pytest.raises(SpecError, match="greedy episodes of a scenario are equal"):
         spec_of(tmp_path, evaluate={"samples": 4})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from flows.terminal.console import Console
 from tests.flows.pretend import spec_of
 from tests.flows.test_online_rl import DATA
 from tests.flows.test_overlap import plainly
+from tests.flows.test_own_agent import ask
 from tests.flows.test_partial import TALK
 from tests.flows.test_recipes import ROLES
 from tests.refusals import wrong_problems
@@ -174,15 +174,10 @@ def test_what_reads_one_adapter_is_refused():
 
 
 def two_agents(scenario, base_url, api_key, model, *, second: str = "worker"):
-    """Ask as two agents, over plain HTTP."""
+    """Ask as two agents."""
     for name in ("planner", second):
-        body = {"model": f"{model}:{name}", "messages": [{"role": "user", "content": scenario.id}]}
-        headers = {"content-type": "application/json", "authorization": f"Bearer {api_key}"}
-        request = urllib.request.Request(f"{base_url}/chat/completions", json.dumps(body).encode(), headers)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=600) as answer:
-                json.load(answer)
+            ask(base_url, api_key, f"{model}:{name}", [{"role": "user", "content": scenario.id}])
         except urllib.error.HTTPError as error:
             error.close()
             raise

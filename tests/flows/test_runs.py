@@ -100,9 +100,14 @@ def test_columns_fit_the_width_and_wide_shows_all(tmp_path, capsys):
         (["--metric", "success>high"], "expected a metric"),
         (["--metric", "success>1.2.3"], "expected a metric"),
         (["--since", "soon"], "expected a duration such as 90m"),
+        (["tag", "shop", "a b"], "tag 'a b' is invalid"),
+        (["tag", "shop", "../x"], "is invalid"),
+        (["tag", "shop", "--remove", "x"], "has no tag 'x'; it has: none"),
+        (["tag", "nothing", "x"], "there is no run 'nothing'"),
+        (["note", "shop", " "], "the note has 0 characters"),
     ],
 )
-def test_mistakes_are_answered(root, capsys, arguments, message):
+def test_mistakes_are_answered(root, arguments, message, capsys):
     assert RUNS.main([*arguments, f"root={root}"]) == 2
     assert message in capsys.readouterr().err
 
@@ -147,21 +152,6 @@ def test_without_mlflow_the_labels_are_stored_and_the_reason_is_printed(root, ca
     assert RUNS.main(["tag", "shop", "baseline", f"root={root}"]) == 0
     assert "the tags are stored, but not in MLflow: there is no MLflow store below" in capsys.readouterr().err
     assert Labels(root).of(Records(root).get("shop")).tags == ["baseline"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tag", "shop", "a b"], "tag 'a b' is invalid"),
-        (["tag", "shop", "../x"], "is invalid"),
-        (["tag", "shop", "--remove", "x"], "has no tag 'x'; it has: none"),
-        (["tag", "nothing", "x"], "there is no run 'nothing'"),
-        (["note", "shop", " "], "the note has 0 characters"),
-    ],
-)
-def test_invalid_labels_are_refused(root, capsys, arguments, message):
-    assert RUNS.main([*arguments, f"root={root}"]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_note_needs_a_text(root, capsys):

@@ -4,11 +4,8 @@ writes and says does not hold it. Secrets that come from the environment are use
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,12 +16,12 @@ import yaml
 
 from flows import chat, plan, run, serve
 from flows.explain import calibrate
+from tests.flows.processes import ROOT, python, stage_line
 from tests.rewards.judge_replies import refused
 from tests.rewards.judge_server import judge_server
 
 pytestmark = pytest.mark.security
 
-ROOT = Path(__file__).resolve().parents[2]
 WORLD = "tests.redaction.planted.World"
 S = "Zq81kd02mfP7"
 """What all planted secrets have in them, so that one search finds any of them."""
@@ -232,9 +229,8 @@ def test_all_secrets_of_overrides_are_named_together(elsewhere, capfd):
 
 def test_a_request_with_a_secret_is_refused(tmp_path):
     spec = {"environment": {"_target_": WORLD, "settings": {"client": {"api_key": S}}}, "split": "train"}
-    (tmp_path / "request.json").write_text(json.dumps({"stage": "collect", "spec": spec, "allow": ["tests"]}))
-    line = [sys.executable, "-m", "flows.stage", "--request", str(tmp_path / "request.json"), f"root={tmp_path}/runs"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    line = stage_line(tmp_path, {"stage": "collect", "spec": spec, "allow": ["tests"]})
+    done = python(*line[:-1], f"root={tmp_path}/runs")
     assert done.returncode == 2
     assert "collect.environment.settings.client.api_key" in done.stdout
     assert S not in done.stdout + done.stderr
@@ -264,13 +260,11 @@ def test_secrets_of_the_environment_are_used_and_are_nowhere_afterwards(tmp_path
     uri = f"sqlite:///{folder}/mlflow.db"
     angry = refused(500, f"no luck with Bearer {LEGITIMATE['JUDGE_KEY']}")
     with judge_server([angry], key=LEGITIMATE["JUDGE_KEY"]) as server:
-        line = [sys.executable, "-m", "flows.run", *arguments, "tracking.uri=env:PLANTED_MLFLOW", "reward=ruler"]
+        line = ["-m", "flows.run", *arguments, "tracking.uri=env:PLANTED_MLFLOW", "reward=ruler"]
         line += [f"reward.model.url={server.url}", "reward.model.model=judge", "reward.model.key_variable=JUDGE_KEY"]
         line += ["+reward.model.extra={user: env:PLANTED_EXTRA}"]
         environment = {**os.environ, **LEGITIMATE, "PLANTED_MLFLOW": uri, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, stdin=subprocess.DEVNULL
-        )
+        done = python(*line, env=environment, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     assert note.read_text() == LEGITIMATE["PLANTED_WORLD"], "it reached the environment"
     assert server.requests[-1].body["user"] == LEGITIMATE["PLANTED_EXTRA"], "it reached the judge"

@@ -98,7 +98,7 @@ def test_a_decided_evaluation_plays_batches_in_an_order_of_its_own(whole):
     assert paired_sequence(earlier, 0.05)[1] >= 0
 
 
-def test_an_undecided_evaluation_plays_the_episodes_of_a_whole_one(whole):
+def test_an_undecided_evaluation_plays_the_episodes_of_a_whole_one_and_depends_on_its_reference(whole):
     context, evaluation = whole
     request = Requests(compose([*LINE, *STOPS])).evaluate(None, actor="random", reference=evaluation)
     same, _ = run_stage(request, context)
@@ -107,21 +107,14 @@ def test_an_undecided_evaluation_plays_the_episodes_of_a_whole_one(whole):
     sequence = json.loads((same.path / "summary.json").read_text())["sequence"]
     assert (sequence["decided"], sequence["scenarios"], sequence["difference"]) == (False, 48, 0.0)
     assert same.metrics["not_played"] == 0
-
-
-def test_another_reference_is_another_evaluation(whole):
-    context, evaluation = whole
     other = reference_of(context, "other", played({1, 2}))
     requests = Requests(compose([*LINE, *STOPS]))
     keys = {request_key(requests.evaluate(None, reference=each), context) for each in (None, evaluation, other)}
     assert len(keys) == 3
-
-
-def test_a_stage_that_stops_needs_its_reference(whole):
-    request = Requests(compose([*LINE, *STOPS])).evaluate(None, actor="random")
+    request = requests.evaluate(None, actor="random")
     request.spec["evaluate"]["stop"] = "decided"
     with pytest.raises(SpecError, match=r"no input `reference`"):
-        run_stage(request, whole[0])
+        run_stage(request, context)
 
 
 @pytest.fixture
@@ -137,7 +130,7 @@ def stopped(tmp_path, monkeypatch):
     return tmp_path, first, second
 
 
-def test_a_comparison_uses_the_sequence_on_shared_scenarios(stopped):
+def test_a_comparison_uses_the_sequence_and_a_verdict_over_seeds_is_refused(stopped):
     root, first, second = stopped
     comparison = compare(root, [first.id, second.id])
     (against,) = comparison.against
@@ -149,10 +142,6 @@ def test_a_comparison_uses_the_sequence_on_shared_scenarios(stopped):
     (verdict,) = comparison.verdicts
     assert verdict.verdict == "better"
     assert "confidence sequence" in verdict.method
-
-
-def test_a_verdict_over_seeds_and_a_bisection_are_refused(stopped):
-    root, first, second = stopped
     others = [
         pretend(
             root,

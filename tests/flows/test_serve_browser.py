@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,10 +17,8 @@ from pathlib import Path
 import pytest
 
 from flows.history.records import Records
+from tests.flows.processes import ROOT, chromium, python
 
-ROOT = Path(__file__).parent.parent.parent
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PATIENCE = 600.0
 """Seconds that one thing may take: importing torch, MLflow and Prefect on a busy machine is most of it."""
 
@@ -33,15 +30,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.security]
 
 @pytest.fixture
 def page() -> Iterator:
-    if BROWSER is None:
-        pytest.skip("there is no browser; install one: apt-get install chromium")
-    sync = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    with sync.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+    with chromium() as browser:
         page = browser.new_page(viewport={"width": 1400, "height": 1100})
         page.set_default_timeout(PATIENCE * 1000)
         yield page
-        browser.close()
 
 
 @pytest.fixture
@@ -98,10 +90,9 @@ def test_a_run_is_started_watched_and_its_result_opened(page, served, tmp_path):
 
     (run,) = Records(tmp_path).all()
     assert run.overrides == ["+experiment=smoke", f"root={tmp_path}", ALLOWED, "evaluate.scenarios=4"]
-    line = [sys.executable, "-m", "flows.run", *run.overrides]
     api = f"{served.partition('/v2/')[0]}/api"
     environment = {**os.environ, "PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": credential}
-    again = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    again = python("-m", "flows.run", *run.overrides, env=environment)
     assert again.returncode == 0, again.stderr
     result = json.loads(again.stdout.splitlines()[-1])
     assert set(result["stages"].values()) == {"cached"}

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-import time
 import urllib.request
 
 import psutil
@@ -17,6 +16,7 @@ import pytest
 from components.errors import ResourceError
 from flows.orchestration import server
 from flows.orchestration.server_process import damage_of
+from tests.flows.waiting import until
 
 
 def answers(url):
@@ -81,10 +81,7 @@ def test_it_ends_when_the_run_is_killed(prefect_root):
     assert answers(url)
     run.send_signal(signal.SIGKILL)
     run.communicate(timeout=600)
-    limit = time.monotonic() + 600
-    while psutil.pid_exists(int(pid)) and time.monotonic() < limit:
-        time.sleep(0.1)
-    assert not psutil.pid_exists(int(pid))
+    until(lambda: not psutil.pid_exists(int(pid)))
     assert not answers(url)
 
 

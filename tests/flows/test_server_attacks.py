@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-pytestmark = pytest.mark.security
+from tests.flows.processes import chromium
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.security
 
 
 def request(server, method: str, path: str, body: object = None, **headers: str) -> http.client.HTTPResponse:
@@ -139,16 +138,10 @@ def attacker() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
-    if BROWSER is None:
-        pytest.skip("there is no browser; install one: apt-get install chromium")
-    sync = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    arguments += ["--host-resolver-rules=MAP evil.test 127.0.0.1"]
-    arguments += ["--disable-features=LocalNetworkAccessChecks"]  # which not every browser has
-    with sync.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
+    rules = ["--host-resolver-rules=MAP evil.test 127.0.0.1"]
+    rules += ["--disable-features=LocalNetworkAccessChecks"]  # which not every browser has
+    with chromium(*rules) as browser:
         yield browser
-        browser.close()
 
 
 def flow_names(server) -> list[str]:

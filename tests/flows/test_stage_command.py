@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -16,6 +14,7 @@ from flows.history.trust import readable_store, recorded_reader
 from flows.stage import main
 from flows.stages.base import Context, Request
 from flows.stages.execute import run_stage
+from tests.flows.processes import python
 
 SHOP = {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4}
 REQUEST = Request(
@@ -31,8 +30,7 @@ REQUEST = Request(
 
 
 def run_of(tmp_path, *arguments):
-    command = [sys.executable, "-m", "flows.stage", f"root={tmp_path}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+    done = python("-m", "flows.stage", f"root={tmp_path}", *arguments)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 

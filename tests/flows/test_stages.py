@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -42,6 +41,8 @@ from flows.stages.execute import find_stage, request_key, run_stage
 from flows.stages.judge import Tally
 from tests.flows import paid
 from tests.flows.pretend import store_episodes
+from tests.flows.processes import ROOT, stage_line
+from tests.flows.waiting import until
 from tests.trajectories.builders import FAILURE, episode
 
 pytestmark = pytest.mark.usefixtures("tiny_stages")
@@ -276,7 +277,7 @@ def test_a_scratch_folder_that_is_none_is_replaced(context, tmp_path):
         assert not folder.is_symlink()
 
 
-def test_demonstrations_judge_and_filter_from_end_to_end(context):
+def test_demonstrations_judge_and_filter_from_end_to_end_unless_the_reward_scores_nothing(context):
     shown, _ = run_stage(Request("collect", {**COLLECT, "actor": "solver"}), context)
     assert shown.metrics["success"] == 1
     scores, _ = run_stage(Request("judge", OUTCOME, {"trajectories": shown.key}), context)
@@ -285,6 +286,11 @@ def test_demonstrations_judge_and_filter_from_end_to_end(context):
     inputs = {"trajectories": shown.key, "scores": scores.key}
     kept, _ = run_stage(Request("filter", {"filter": everything}, inputs), context)
     assert (kept.metrics["kept"], kept.metrics["dropped"]) == (2, 0)
+    broken = {"_target_": "components.evaluation.metrics.summarise"}
+    with pytest.raises(
+        JudgeError, match=r"reward: .*\.summarise scored none of the 2 finished episodes; first failure"
+    ):
+        run_stage(Request("judge", {"reward": broken}, {"trajectories": shown.key}), context)
 
 
 def test_an_environment_that_cannot_be_built_any_more_ends_the_stage_with_its_name(context, monkeypatch):
@@ -300,15 +306,6 @@ def test_an_environment_that_cannot_be_built_any_more_ends_the_stage_with_its_na
         monkeypatch.setattr("components.environments.worlds.shop.Shop.__init__", fail)
         with pytest.raises(kind, match=rf"shop\.Shop\.scenarios\(\) raised {type(error).__name__}: {error}"):
             scenarios_of(environment, "train", context)
-
-
-def test_a_reward_that_can_score_nothing_fails_the_stage(context):
-    shown, _ = run_stage(Request("collect", {**COLLECT, "actor": "solver"}), context)
-    broken = {"_target_": "components.evaluation.metrics.summarise"}
-    with pytest.raises(
-        JudgeError, match=r"reward: .*\.summarise scored none of the 2 finished episodes; first failure"
-    ):
-        run_stage(Request("judge", {"reward": broken}, {"trajectories": shown.key}), context)
 
 
 def test_failed_episodes_are_played_again(tmp_path, context):
@@ -346,22 +343,17 @@ def judging(reward, folder, context):
 def test_a_judge_that_is_killed_does_not_ask_for_finished_scores_again(tmp_path, context, reward, again):
     (tmp_path / "wait").touch()
     request = judging(reward, tmp_path, context)
-    (tmp_path / "request.json").write_text(json.dumps(request.to_json()))
-    command = [sys.executable, "-m", "flows.stage", "--request", tmp_path / "request.json", f"root={tmp_path}"]
-    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, *stage_line(tmp_path, request)]
     scratch = context.store.scratch(request_key(request, context))
 
     def kept():
         return sorted(score.trajectory_id for file in scratch.glob("*.parquet") for score in read_scores(file))
 
     finished = [row.id for row in EPISODES if row.id not in again]
-    with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
-        deadline = time.monotonic() + 600
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
         # It waits in the reward: they have to be kept without further ones.
-        while kept() != finished or paid.WAITS not in (tmp_path / "asked").read_text():
-            assert child.poll() is None
-            assert time.monotonic() < deadline, kept()
-            time.sleep(0.05)
+        until(lambda: child.poll() or (kept() == finished and paid.WAITS in (tmp_path / "asked").read_text()), kept)
+        assert child.poll() is None
         os.kill(child.pid, signal.SIGKILL)
     (tmp_path / "wait").unlink()
     asked = (tmp_path / "asked").read_text().split()

@@ -4,10 +4,7 @@ import json
 import logging
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -29,10 +26,10 @@ from flows.stages.base import Context, Request
 from flows.stages.execute import find_stage, run_stage
 from tests.artifacts.conftest import aws, bucket, s3, uri  # noqa: F401  fixtures
 from tests.flows.pretend import pretend
+from tests.flows.processes import python, stage_line
 from tests.flows.test_online_rl import DATA
 from tests.refusals import wrong_refusals
 
-ROOT = Path(__file__).parent.parent.parent
 SHOP = {"_target_": "components.environments.worlds.shop.Shop", "train": 8, "heldout": 4}
 COLLECT = Request(
     "collect",
@@ -88,12 +85,9 @@ def test_a_stage_in_its_own_process_shares_what_it_makes(tmp_path, uri, screen):
 
 
 def test_the_command_of_one_stage_takes_a_store(tmp_path, uri):  # noqa: F811
-    file = tmp_path / "request.json"
-    file.write_text(json.dumps(COLLECT.to_json()))
-
     def command(root, store):
-        line = [sys.executable, "-m", "flows.stage", "--request", str(file), f"root={root}", "--store", store]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+        root.mkdir()
+        done = python(*stage_line(root, COLLECT), "--store", store)
         return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
     made = run_stage(COLLECT, Context.at(tmp_path / "a", uri))[0]
@@ -106,8 +100,7 @@ def test_the_command_of_one_stage_takes_a_store(tmp_path, uri):  # noqa: F811
 @pytest.mark.parametrize("store", ["s3://no-such-bucket/runs", "file:///proc/nowhere"])
 @pytest.mark.usefixtures("aws")
 def test_a_store_that_cannot_be_used_is_refused_before_anything_starts(tmp_path, store):
-    line = [sys.executable, "-m", "flows.run", "+experiment=smoke", f"root={tmp_path}/runs", f"store={store}"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = python("-m", "flows.run", "+experiment=smoke", f"root={tmp_path}/runs", f"store={store}")
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("store: ")
     assert store in done.stderr

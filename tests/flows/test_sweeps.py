@@ -55,16 +55,12 @@ def runs(monkeypatch):
 
 
 @pytest.fixture
-def sweep(tmp_path, capsys):
+def sweep(tmp_path, answered):
     """Return a function that runs the command and returns the exit code and its standard error."""
 
-    def run(*arguments: str) -> tuple[int, str]:
-        code = 0
-        try:
-            main([*arguments, "+experiment=smoke", f"root={tmp_path}"])
-        except SystemExit as end:
-            code = end.code
-        return code, capsys.readouterr().err
+    def run(*arguments: str) -> tuple[object, str]:
+        code, _, said = answered(*arguments, "+experiment=smoke", f"root={tmp_path}")
+        return code, said
 
     return run
 

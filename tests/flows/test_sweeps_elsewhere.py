@@ -18,7 +18,6 @@ from components.compute.sky.task import REQUEST, TaskTemplate
 from components.errors import EnvironmentFailed, EspalierError
 from flows.experiment.compose import compose_points
 from flows.history.records import Records, RunRecord, recording
-from flows.run import main
 from flows.sweeps import elsewhere
 from flows.sweeps.points import read
 from tests.refusals import wrong_refusals
@@ -132,16 +131,12 @@ def runs(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def sweep(tmp_path, capsys):
-    def run(*arguments: str) -> tuple[int, str]:
-        code = 0
-        store = (tmp_path / "store").as_uri()
-        try:
-            main(["-m", "hydra/launcher=sky", "hydra.launcher.place=sky_slurm", "+experiment=smoke",
-                  f"root={tmp_path / 'here'}", f"store={store}", *arguments])  # fmt: skip
-        except SystemExit as end:
-            code = end.code
-        return code, capsys.readouterr().err
+def sweep(tmp_path, answered):
+    def run(*arguments: str) -> tuple[object, str]:
+        places = [f"root={tmp_path / 'here'}", f"store={(tmp_path / 'store').as_uri()}"]
+        launcher = ["hydra/launcher=sky", "hydra.launcher.place=sky_slurm"]
+        code, _, said = answered("-m", *launcher, "+experiment=smoke", *places, *arguments)
+        return code, said
 
     return run
 

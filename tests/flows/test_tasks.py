@@ -61,13 +61,20 @@ def runs(prefect_server):
 
 
 def wait_for(prefect_server, count):
-    limit = time.monotonic() + 600  # task runs are recorded from events, a moment later
-    while time.monotonic() < limit:
-        flow_run, tasks = runs(prefect_server)
-        if len(tasks) == count and all(task.state and task.state.is_final() for task in tasks.values()):
-            break
-        time.sleep(0.2)
-    return flow_run, tasks
+    def ended():  # task runs are recorded from events, a moment later
+        tasks = runs(prefect_server)[1].values()
+        return len(tasks) == count and all(task.state and task.state.is_final() for task in tasks)
+
+    waiting.until(ended)
+    return runs(prefect_server)
+
+
+def check_both_at_once(prefect_server, *names):
+    """Assert that the flow run has these two tasks, which completed and were at work at the same time."""
+    flow_run, tasks = wait_for(prefect_server, 2)
+    assert flow_run.state.name == "Completed"
+    assert {name: task.state.name for name, task in tasks.items()} == dict.fromkeys(names, "Completed")
+    assert max(task.start_time for task in tasks.values()) < min(task.end_time for task in tasks.values())
 
 
 def test_a_stage_that_is_found_ends_as_cached(execution, prefect_server, tmp_path):
@@ -189,13 +196,8 @@ def test_what_runs_beside_a_stage_is_a_task_of_the_same_flow(execution, prefect_
 
     run(execution, body, prefect_server)
     execution.second.close()
-    flow_run, tasks = wait_for(prefect_server, 2)
-    assert flow_run.state.name == "Completed"
-    assert {name: task.state.name for name, task in tasks.items()} == dict.fromkeys(
-        ["train[1]", "collect[2]"], "Completed"
-    )
+    check_both_at_once(prefect_server, "train[1]", "collect[2]")
     assert list(execution.done) == ["train[1]", "collect[2]"]
-    assert max(task.start_time for task in tasks.values()) < min(task.end_time for task in tasks.values())
 
 
 def test_branches_at_the_same_time_are_tasks_of_the_same_flow(execution, prefect_server, tmp_path, monkeypatch):
@@ -215,12 +217,7 @@ def test_branches_at_the_same_time_are_tasks_of_the_same_flow(execution, prefect
         return Found()
 
     run(execution, body, prefect_server)
-    flow_run, tasks = wait_for(prefect_server, 2)
-    assert flow_run.state.name == "Completed"
-    assert {name: task.state.name for name, task in tasks.items()} == dict.fromkeys(
-        ["collect[0]", "collect[1]"], "Completed"
-    )
-    assert max(task.start_time for task in tasks.values()) < min(task.end_time for task in tasks.values())
+    check_both_at_once(prefect_server, "collect[0]", "collect[1]")
 
 
 @pytest.mark.parametrize(("error", "tries"), [(EspalierError("killed"), 2), (SpecError([]), 1), (ValueError("x"), 1)])
@@ -334,11 +331,7 @@ def test_a_server_that_cannot_be_told_of_killed_runs_costs_a_warning_and_is_told
         patch.setattr("prefect.get_client", fails_at_the_second)
         done = run(execution, nothing, prefect_server, [first, second], killed.close)
     assert done.markdown() == "# Results"
-    (warning,) = [
-        record.getMessage()
-        for record in caplog.records
-        if "cannot set these killed flow runs to Crashed" in record.getMessage()
-    ]
+    (warning,) = [text for text in caplog.messages if "cannot set these killed flow runs to Crashed" in text]
     assert f"{second.prefect_flow_run} (run {second.short}). ConnectionResetError: gone in the night" in warning
     assert first.prefect_flow_run not in warning
     assert states(killed) == ["Crashed", "Running"]

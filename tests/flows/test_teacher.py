@@ -8,7 +8,7 @@ from components.algorithms.foreign import TOKENIZER, UNKNOWN
 from components.errors import SpecError
 from components.inference.server import ModelServer
 from components.models.spec import TeacherSpec
-from components.models.weights import folder, tokenizer_digest
+from components.models.weights import folder, prepare, tokenizer_digest
 from components.specs import validate
 from components.trajectories.store import read_trajectories
 from flows.experiment.spec import ExperimentSpec
@@ -44,11 +44,10 @@ def test_another_student_learns_from_the_same_episodes(tmp_path):
         first, other = Recorder(tmp_path, **warmup(**teacher)), Recorder(tmp_path, **student, **warmup(**teacher))
         assert ("collect[sft]" not in changed(first, other)) == found_again  # ours play in model.max_length
     moved = {**REMOTE, "url": "http://elsewhere/v1"}
-    assert (
-        changed(first := Recorder(tmp_path, **warmup(inference=REMOTE)), Recorder(tmp_path, **warmup(inference=moved)))
-        == []
+    first, same, larger = (
+        Recorder(tmp_path, **warmup(inference=server)) for server in (REMOTE, moved, {**REMOTE, "model": "larger"})
     )
-    larger = Recorder(tmp_path, **warmup(inference={**REMOTE, "model": "larger"}))
+    assert changed(first, same) == []
     assert changed(first, larger) == [*WARMUP, *rounds(1, 2), "evaluate[final]", "deploy"]
 
 
@@ -66,33 +65,12 @@ def test_what_cannot_be_a_teacher_is_named(tmp_path):
 
 
 def test_an_environment_that_cannot_solve_its_scenarios_needs_a_teacher(tmp_path):
-    lost = {"environment": {"_target_": "tests.flows.test_teacher.Unsolved"}, "allow": ["tests"]}
+    lost = {"environment": {"_target_": "tests.flows.parity_environment.Parity"}, "allow": ["tests"]}
     data = {**DATA, "root": str(tmp_path), "rounds": 0, "warmup": {**DATA["warmup"], "demonstrations": 1}, **lost}
     with pytest.raises(SpecError, match="warmup=teacher"):
         validate(ExperimentSpec, data)
     data["warmup"]["teacher"] = {"model": TEACHER}
     assert validate(ExperimentSpec, data)
-
-
-class Unsolved:
-    """An environment that only states its scenarios."""
-
-    def scenarios(self, split):
-        from components.trajectories.schema import Scenario
-
-        return [Scenario(f"{split}-0", {}, split)]
-
-    def tools(self):
-        return []
-
-    def reset(self, scenario):
-        return []
-
-    def step(self, action):
-        raise AssertionError
-
-    def close(self):
-        pass
 
 
 def played(tmp_path, context, **teacher):
@@ -114,19 +92,13 @@ def test_episodes_say_whose_tokens_they_hold(tmp_path, context):
     context.warm.close()
 
 
-def test_a_server_plays_without_saying_its_tokens(tmp_path, context, base_dir):
+def test_a_server_plays_without_saying_its_tokens(tmp_path, tmp_path_factory, context):
     from components.inference.transformers.engine import TransformersEngine
 
+    base_dir = prepare(TINY, tmp_path_factory.getbasetemp() / "models")
     with ModelServer(TransformersEngine(base_dir, max_length=2048, device="cpu"), "large") as running:
         found = played(tmp_path, context, inference={**REMOTE, "url": running.url})
         context.warm.close()
     assert {one.sampling[TOKENIZER] for one in found} == {UNKNOWN}
     assert {tuple(history.token_ids) for one in found for history in one.histories} == {()}
     assert {message.role for one in found for message in one.histories[0].messages} >= {"user", "assistant"}
-
-
-@pytest.fixture(scope="module")
-def base_dir(tmp_path_factory):
-    from components.models.weights import prepare
-
-    return prepare(TINY, tmp_path_factory.getbasetemp() / "models")

@@ -77,43 +77,38 @@ def add_one_more(monkeypatch, amount):
     monkeypatch.setitem(STAGES, "add", changed)
 
 
-def test_a_bundle_is_recomputed_with_the_same_bytes(run, tmp_path):
+def test_a_bundle_or_one_stage_of_it_is_recomputed_with_the_same_bytes(run, tmp_path):
+    """One stage recomputes the stages before it only if their artifacts are left out."""
     record, root = run
-    write_bundle(record, open_reader(root, None), tmp_path / "everything", "all")
-    for path in (tmp_path / "everything", bundled(run, tmp_path)):
+    everything = tmp_path / "everything"
+    write_bundle(record, open_reader(root, None), everything, "all")
+    for path, recomputed in ((everything, ["add[2]"]), (bundled(run, tmp_path), ["add[1]", "add[2]"])):
         (work := tmp_path / f"of-{path.name}").mkdir()
         assert verified(path, work) == ("same", {f"add[{n}]": ("same", "") for n in (1, 2, 3)})
+        (work := tmp_path / f"one-of-{path.name}").mkdir()
+        assert list(verified(path, work, "add[2]")[1]) == recomputed
     with opened_bundle(tmp_path / "bundle") as (bundle, _):
         assert list(bundle.included) == [record.stages[0].request["inputs"]["fork"]]
         assert "root" not in bundle.spec, "a path of this machine"
 
 
-def test_one_stage_recomputes_the_stages_before_it_only_if_their_artifacts_are_left_out(run, tmp_path):
-    record, root = run
-    everything = tmp_path / "everything"
-    write_bundle(record, open_reader(root, None), everything, "all")
-    assert list(verified(everything, tmp_path, "add[2]")[1]) == ["add[2]"]
-    assert list(verified(bundled(run, tmp_path), tmp_path, "add[2]")[1]) == ["add[1]", "add[2]"]
+DIFFERENT = {
+    "all": ("different", ["same", "different", "same"], ("add[2]", "number: other bytes")),
+    "needed": ("same", ["same", "not_comparable", "not_comparable"], ("add[3]", "other before")),
+}
+"""Verdict on what could be compared, verdicts of the stages, and the detail of one, by the contents of the bundle."""
 
 
-def test_the_first_difference_is_named_and_later_stages_are_verified_on_the_recorded_artifacts(
-    run, tmp_path, monkeypatch
+@pytest.mark.parametrize("contents", DIFFERENT)
+def test_the_first_difference_is_named_and_later_stages_are_verified_on_the_recorded_artifacts_if_there_are_any(
+    run, tmp_path, monkeypatch, contents
 ):
-    path = bundled(run, tmp_path, "all")
+    path = bundled(run, tmp_path, contents)
     add_one_more(monkeypatch, 2.0)
     verdict, stages = verified(path, tmp_path)
-    assert verdict == "different"
-    assert [stages[f"add[{n}]"][0] for n in (1, 2, 3)] == ["same", "different", "same"]
-    assert stages["add[2]"][1] == "number: other bytes"
-
-
-def test_without_the_artifact_later_stages_run_on_the_recomputed_one_and_are_not_comparable(run, tmp_path, monkeypatch):
-    path = bundled(run, tmp_path)
-    add_one_more(monkeypatch, 2.0)
-    verdict, stages = verified(path, tmp_path)
-    assert [stages[f"add[{n}]"][0] for n in (1, 2, 3)] == ["same", "not_comparable", "not_comparable"]
-    assert verdict == "same", "what could be compared"
-    assert stages["add[3]"][1] == "other before"
+    expected, verdicts, (label, detail) = DIFFERENT[contents]
+    assert (verdict, [stages[f"add[{n}]"][0] for n in (1, 2, 3)]) == (expected, verdicts)
+    assert stages[label][1] == detail
 
 
 def test_a_bundle_without_artifacts_skips_what_needs_one(run, tmp_path):
@@ -207,24 +202,14 @@ def mcp(**arguments):
     return {"_target_": "components.environments.adapters.mcp.Mcp", "scenarios": None, **arguments}
 
 
+MIXTURE = {"_target_": "components.environments.mixture.Mixture", "environments": {"a": mcp(url="http://h")}}
 HOSTILE = {
     "program": ({"environment": mcp(command=["touch", "MARKER"])}, "starts a program"),
     "server": ({"environment": mcp(url="http://127.0.0.1:1/mcp")}, "contacts a server"),
     "file": ({"reward": {"_target_": "components.rewards.rules.human.Human", "path": "/etc"}}, "reads or writes files"),
-    "nested": (
-        {
-            "environment": {
-                "_target_": "components.environments.mixture.Mixture",
-                "environments": {"a": mcp(url="http://h")},
-            }
-        },
-        "contacts a server",
-    ),
+    "nested": ({"environment": MIXTURE}, "contacts a server"),
     "folder of a model": ({"model": {"name": "/srv/model"}}, "reads a model folder or downloads a model"),
-    "function that is no component": (
-        {"reward": {"_target_": "components.models.digests.folder_digest"}},
-        "runs code",
-    ),
+    "function that is no component": ({"reward": {"_target_": "components.models.digests.folder_digest"}}, "runs code"),
 }
 
 

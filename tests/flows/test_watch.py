@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,6 +13,8 @@ from components.rollout.live_view import FILE
 from flows.history.live_view import as_text, follow
 from flows.stage import main
 from flows.stages.base import Context
+from tests.flows.processes import python, stage_line
+from tests.flows.waiting import until
 
 KEY = "0" * 64
 FIRST = {"stage": "collect", "what": "collect, round 2", "total": 8, "begun": 1.0}
@@ -39,15 +39,15 @@ def test_it_follows_a_stage_that_works_until_that_ends(tmp_path):
         write(file, FIRST, {"episode": "over"}, *SAID[:2], mode="w")
         reader = threading.Thread(target=follow, args=(tmp_path, "collect", 0.5, out))
         reader.start()
-        _until(lambda: "Then say." in out.getvalue())
+        until(lambda: "Then say." in out.getvalue())
         with file.open("a") as half:
             half.write(json.dumps(SAID[2])[:9])
             half.flush()
             time.sleep(0.3)  # a line that is half there is waited for
             half.write(json.dumps(SAID[2])[9:] + "\n")
-        _until(lambda: "look_up" in out.getvalue())
+        until(lambda: "look_up" in out.getvalue())
         write(file, FIRST, {"episode": "s1/0"}, mode="w")  # begun anew
-        _until(lambda: "s1/0" in out.getvalue())
+        until(lambda: "s1/0" in out.getvalue())
         write(file, SAID[3])
         file.unlink()
     reader.join(600)
@@ -103,10 +103,7 @@ REQUEST = {
 
 @pytest.mark.timeout(1800)
 def test_a_stage_that_is_run_shows_its_episodes_beside_its_report(tmp_path):
-    (tmp_path / "request.json").write_text(json.dumps(REQUEST))
-    command = [sys.executable, "-m", "flows.stage", "--request", str(tmp_path / "request.json"), f"root={tmp_path}"]
-    command.append("--watch")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, stdin=subprocess.DEVNULL)
+    done = python(*stage_line(tmp_path, REQUEST), "--watch", timeout=1500)
     assert done.returncode == 0, done.stderr
     *progress, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert last["status"] == "ran"
@@ -143,10 +140,3 @@ def exit_code(arguments):
         return main(arguments)
     except SystemExit as end:
         return end.code
-
-
-def _until(condition):
-    limit = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)

@@ -32,10 +32,24 @@ def run(tmp_path, *, agent=None, model=None, environment=None, algorithm=None, *
     return Recorder(tmp_path, warmup=None, **changes)
 
 
-def test_second_attempts_are_counted_apart(tmp_path, context):
-    artifact, _ = run_stage(run(tmp_path, reflection={"max_tokens": 4}).requests["collect[1]"], context)
+def played(recorded, context, label="collect[1]"):
+    """Return the artifact of a stage and its episodes."""
+    artifact, _ = run_stage(recorded.requests[label], context)
     context.warm.close()
-    found = list(read_trajectories(artifact.path / "trajectories.parquet"))
+    return artifact, list(read_trajectories(artifact.path / "trajectories.parquet"))
+
+
+def judged(recorded, context, label="1", **changes):
+    """Return the artifacts of a collection and of its judgement, and the inputs that they are."""
+    collected, _ = played(recorded, context, f"collect[{label}]")
+    inputs = {"trajectories": collected.key}
+    request = replace(recorded.requests[f"judge[{label}]"], inputs=inputs)
+    scores, _ = run_stage(replace(request, spec={**request.spec, **changes}, allow=("tests",)), context)
+    return collected, scores, {**inputs, "scores": scores.key}
+
+
+def test_second_attempts_are_counted_apart(tmp_path, context):
+    artifact, found = played(run(tmp_path, reflection={"max_tokens": 4}), context)
     first = [one for one in found if "~" not in one.id]
     assert artifact.metrics["episodes"] == artifact.metrics["second/episodes"] == len(first) == len(found) / 2
     assert artifact.metrics["second/success"] == 0
@@ -60,25 +74,16 @@ class Named:
 def test_the_reward_of_a_round_is_that_of_the_policys_own_attempts(tmp_path, context, ways, others):
     named = {"game": GAME, "tiny": TEACHER}
     recorded = run(tmp_path, **{name: named.get(str(way), way) for name, way in ways.items()})
-    collected, _ = run_stage(recorded.requests["collect[1]"], context)
-    spec = {**recorded.requests["judge[1]"].spec, "reward": {"_target_": f"{__name__}.Named"}}
-    inputs = {"trajectories": collected.key}
-    request = replace(recorded.requests["judge[1]"], inputs=inputs, spec=spec, allow=("tests",))
-    judged, _ = run_stage(request, context)
-    context.warm.close()
-    found = {name: value for name, value in judged.metrics.items() if name.endswith("reward")}
+    _, scores, _ = judged(recorded, context, reward={"_target_": f"{__name__}.Named"})
+    found = {name: value for name, value in scores.metrics.items() if name.endswith("reward")}
     assert found == {"reward": 0.0, **others}
 
 
 def test_a_scenario_counts_once_however_many_groups_of_it_are_kept(tmp_path, context):
     recorded = run(tmp_path, reflection={"max_tokens": 4})
     everything = {"filter": {"_target_": "components.filters.everything.Everything"}}
-    collected, _ = run_stage(recorded.requests["collect[1]"], context)
-    keys = {"trajectories": collected.key}
-    judged, _ = run_stage(replace(recorded.requests["judge[1]"], inputs=keys), context)
-    keys["scores"] = judged.key
-    kept, _ = run_stage(replace(recorded.requests["filter[1]"], inputs=keys, spec=everything), context)
-    context.warm.close()
+    inputs = judged(recorded, context)[2]
+    kept, _ = run_stage(replace(recorded.requests["filter[1]"], inputs=inputs, spec=everything), context)
     assert (kept.metrics["kept"], kept.metrics["scenarios"]) == (16, 4)
 
 
@@ -105,9 +110,7 @@ TEACHER = {"model": {"name": "tiny", "source": "random", "device": "cpu"}, "temp
 
 def test_a_teacher_plays_where_the_policy_had_no_success(tmp_path, context):
     recorded = run(tmp_path, teacher=TEACHER, algorithm=SFT)
-    artifact, _ = run_stage(recorded.requests["collect[1]"], context)
-    context.warm.close()
-    found = list(read_trajectories(artifact.path / "trajectories.parquet"))
+    artifact, found = played(recorded, context)
     groups = {one.group for one in found}
     assert [(one.id, one.policy) for one in found] == [
         (f"{group}/{sample}", "teacher" if sample == 2 else "base")
@@ -138,13 +141,10 @@ def test_the_rounds_are_played_by_both_sides_and_evaluations_against_the_script(
     spec = recorded.requests["collect[1]"].spec
     assert spec["environment"]["opponent"] == "agent"
     assert "opponent" not in recorded.requests["evaluate[start]"].spec["environment"]
-    artifact, _ = run_stage(recorded.requests["collect[1]"], context)
-    base = run(tmp_path, environment=GAME, opponent="base")
-    alone, _ = run_stage(base.requests["collect[1]"], context)
-    context.warm.close()
-    found = list(read_trajectories(artifact.path / "trajectories.parquet"))
+    artifact, found = played(recorded, context)
     assert len(found) == 2 * artifact.metrics["episodes"] == 2 * artifact.metrics["other/episodes"]
-    assert alone.metrics["episodes"] == len(list(read_trajectories(alone.path / "trajectories.parquet"))) == 8
+    artifact, found = played(run(tmp_path, environment=GAME, opponent="base"), context)
+    assert artifact.metrics["episodes"] == len(found) == 8
 
 
 def test_labels_of_continuations_teach_a_process_reward_model(tmp_path, context):
@@ -160,15 +160,12 @@ def test_labels_of_continuations_teach_a_process_reward_model(tmp_path, context)
         environment=GAME,  # goes on where an answer is no move
     )
     assert recorded.requests["collect[1]"].spec["collect"]["continuations"] == 0
-    collected, _ = run_stage(recorded.requests["collect[reward]"], context)
+    collected, _, inputs = judged(recorded, context, "reward")
     found = list(read_trajectories(collected.path / "trajectories.parquet"))
     assert [len(read(CONTINUED, one)) for one in found] == [one.metrics["turns"] for one in found] == [2.0] * 4
     assert collected.metrics["continued/episodes"] == sum(2 * (one.metrics["turns"] - 1) for one in found)
     assert collected.metrics["continued/sampled_tokens"] > 0
-    keys = {"trajectories": collected.key}
-    judged, _ = run_stage(replace(recorded.requests["judge[reward]"], inputs=keys), context)
-    keys["scores"] = judged.key
-    trained, _ = run_stage(replace(recorded.requests["train[reward]"], inputs=keys), context)
+    trained, _ = run_stage(replace(recorded.requests["train[reward]"], inputs=inputs), context)
     context.warm.close()
     assert trained.metrics["labelled_episodes"] == 4
 
@@ -177,12 +174,10 @@ def test_planner_and_workers_play_rounds_and_evaluations(tmp_path, context):
     recorded = run(tmp_path, agent={"roles": {"worker_turns": 1}, "max_turns": 3})
     agents = {}
     for label in ("collect[1]", "evaluate[start]"):
-        artifact, _ = run_stage(recorded.requests[label], context)
-        found = list(read_trajectories(artifact.path / "trajectories.parquet"))
+        artifact, found = played(recorded, context, label)
         agents[label] = {history.agent for one in found for history in one.histories}
         assert {one.failure for one in found} == {None}
         assert artifact.metrics["subgoals"] >= ("worker" in agents[label])
-    context.warm.close()
     assert agents["collect[1]"] == {"planner", "worker"}
     assert "planner" in agents["evaluate[start]"]
 

@@ -1,9 +1,10 @@
-"""A stage `wait` that takes its time, and the command that runs it in a process of its own."""
+"""A stage `wait` that takes its time, the command that runs it in a process of its own, and a wait for a condition."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,14 @@ from flows.stages import STAGES
 from flows.stages.base import Stage, StageSpec
 
 COMMAND = [sys.executable, "-m", "tests.flows.waiting"]
+
+
+def until(condition: Callable[[], object], told: Callable[[], object] = lambda: None) -> None:
+    """Wait for a condition, at most ten minutes. told: what the error says."""
+    limit = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < limit, told()
+        time.sleep(0.02)
 
 
 class WaitSpec(StageSpec):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,10 +11,9 @@ import pytest
 from components.errors import ResourceError
 from components.tracking.spec import TrackingSpec
 from components.tracking.store import local_uri
+from tests.flows.processes import python
 
 pytestmark = pytest.mark.security
-
-ROOT = Path(__file__).parents[2]
 
 
 def other_database(path: Path) -> None:
@@ -59,8 +56,7 @@ def test_damaged_database_is_reported_before_the_run(tmp_path):
     path = Path(local_uri(tmp_path).removeprefix("sqlite:///"))
     path.parent.mkdir()
     broken_pages(path)
-    line = [sys.executable, "-m", "flows.run", "+experiment=smoke", f"root={tmp_path}"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = python("-m", "flows.run", "+experiment=smoke", f"root={tmp_path}")
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

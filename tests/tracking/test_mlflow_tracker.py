@@ -77,38 +77,29 @@ def test_config_becomes_parameters_and_files_without_secrets(tracker):
     )
     run = tracker.client.get_run(tracker.run_id)
     params = run.data.params
-    assert params["reward.max_tokens"] == "16"
-    assert params["reward.api_key"] == "***"
-    assert params["list"] == "[1, 2]"
-    assert params["nothing"] == "None"
-    assert params["empty"] == "{}"
-    assert params["odd key_"] == "1"
+    expected = {"reward.max_tokens": "16", "reward.api_key": "***", "list": "[1, 2]", "nothing": "None", "empty": "{}"}
+    assert params.items() >= (expected | {"odd key_": "1"}).items()
     assert len(params["long"]) == 6000
     assert "9,000 characters" in params["long"]
-    assert run.data.tags["overrides"] == "reward.api_key=*** algorithm.learning_rate=1e-4"
-    assert run.data.tags["version.torch"] == "2"
-    assert run.data.tags["mlflow.source.git.commit"] == "abc"
+    tags = {"version.torch": "2", "mlflow.source.git.commit": "abc"}
+    tags["overrides"] = "reward.api_key=*** algorithm.learning_rate=1e-4"
+    assert run.data.tags.items() >= tags.items()
     assert "max_tokens: 16" in logged(tracker, "config.yaml")
     assert "x" * 9000 in logged(tracker, "config.yaml")
     assert json.loads(logged(tracker, "versions.json")) == {"torch": "2"}
     everything = json.dumps([params, run.data.tags]) + logged(tracker, "config.yaml") + logged(tracker, "overrides.txt")
     assert "hunter2" not in everything
-
-
-def test_more_parameters_than_one_request_may_hold(tracker):
     tracker.log_config({f"p{index}": index for index in range(250)})
-    assert len(tracker.client.get_run(tracker.run_id).data.params) == 250
+    params = tracker.client.get_run(tracker.run_id).data.params  # more than one request may hold
+    assert len([name for name in params if name[0] == "p" and name[1:].isdigit()]) == 250
 
 
-def test_metrics_keep_their_steps(tracker):
+def test_metrics_keep_their_steps_and_not_a_number(tracker):
     for step in range(3):
         tracker.log_metrics({"train/kl": step / 10, "eval/by type?": 1}, step)
     history = tracker.client.get_metric_history(tracker.run_id, "train/kl")
     assert [(metric.step, metric.value) for metric in history] == [(0, 0.0), (1, 0.1), (2, 0.2)]
     assert "eval/by type_" in tracker.client.get_run(tracker.run_id).data.metrics
-
-
-def test_not_a_number_is_kept_as_such(tracker):
     tracker.log_metrics({"train/loss": float("nan")})
     value = tracker.client.get_run(tracker.run_id).data.metrics["train/loss"]
     assert value != value
@@ -136,16 +127,12 @@ def test_small_files_are_copied_and_large_ones_are_referred_to(tracker, tmp_path
     }  # fmt: skip
     assert logged(tracker, "stages/round-1/collect/sub/small") == "y" * 10
     reference = json.loads(logged(tracker, "stages/round-1/collect/artifact.json"))
-    assert reference["digest"] == stored.digest
-    assert reference["key"] == stored.key
-    assert reference["status"] == "ran"
-    assert reference["uri"] == stored.path.as_uri()
-    assert reference["bytes"] == (1 << 20) + 10
+    expected = {"digest": stored.digest, "key": stored.key, "status": "ran", "uri": stored.path.as_uri()}
+    assert reference.items() >= (expected | {"bytes": (1 << 20) + 10}).items()
     assert {item["path"]: item["copied"] for item in reference["files"]} == {"big": False, "sub/small": True}
     assert (stored.path / "sub" / "small").read_bytes() == b"y" * 10
     metrics = tracker.client.get_run(tracker.run_id).data.metrics
-    assert metrics["collect/episodes"] == 4
-    assert metrics["time/collect"] == 3
+    assert (metrics["collect/episodes"], metrics["time/collect"]) == (4, 3)
 
 
 def test_a_dataset_that_another_run_inserts_at_the_same_moment_is_found(tracker, tmp_path, monkeypatch):
@@ -184,11 +171,8 @@ def test_trajectories_are_listed_as_datasets_and_checkpoints_as_models(tracker, 
     assert inputs == {"round 1/collect": ("d" * 36, "train"), "evaluate base": ("d" * 36, "evaluation")}
     (output,) = run.outputs.model_outputs
     model = tracker.client.get_logged_model(output.model_id)
-    assert output.step == 1
-    assert model.status == "READY"
-    assert model.source_run_id == tracker.run_id
-    assert model.tags["uri"] == (tmp_path / "c").as_uri()
-    assert model.tags["input.policy"] == "p" * 64
+    assert (output.step, model.status, model.source_run_id) == (1, "READY", tracker.run_id)
+    assert (model.tags["uri"], model.tags["input.policy"]) == ((tmp_path / "c").as_uri(), "p" * 64)
     assert run.data.tags["checkpoint.round 1/train"] == "d" * 64
     assert run.data.metrics["eval/episodes"] == 4
 
@@ -212,11 +196,9 @@ def test_an_export_is_registered_once_and_by_reference(tracker, root, tmp_path):
     version = tracker.register_model("shop", export, policy_digest="f" * 64, tags={"success": "0.7"})
     assert tracker.register_model("shop", export, policy_digest="f" * 64) == version
     model_version = tracker.client.get_model_version("shop", version)
-    assert model_version.source == export.path.as_uri()
-    assert model_version.run_id == tracker.run_id
-    assert model_version.status == "READY"
-    assert model_version.tags["stage_key"] == export.key
-    assert model_version.tags["policy_digest"] == "f" * 64
+    found = (model_version.source, model_version.run_id, model_version.status)
+    assert found == (export.path.as_uri(), tracker.run_id, "READY")
+    assert (model_version.tags["stage_key"], model_version.tags["policy_digest"]) == (export.key, "f" * 64)
     assert tracker.client.get_model_version_download_uri("shop", version) == export.path.as_uri()
     assert not [path for path in (root / "mlflow").rglob("*") if path.name == "weights"]
 
