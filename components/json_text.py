@@ -1,4 +1,4 @@
-"""Parsing of untrusted JSON: a shared store, a folder of runs, the answer of a language model.
+"""Parsing of untrusted JSON: a shared store, a folder of runs, the answer of a language model; and its files.
 
 The standard library's parser raises RecursionError on deep nesting, which callers do not expect. This parser stops at
 200 levels, so code that walks the result recursively is safe as well.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,14 @@ def read_json(path: Path) -> Any:
             f"{path} is no valid JSON ({error}): the file is damaged or was edited. Put it back as it was, or delete "
             "the artifact's folder and run the same command again to recompute it"
         ) from None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON data to a file atomically, below folders that are created if they are missing."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def find_json(text: str, fits: Callable[[Any], bool]) -> Any:

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from components.artifacts import lock_file
+from components.artifacts.keys import file_digest
 from components.errors import ResourceError
 
 RECORD = "snapshot.json"
@@ -121,10 +122,8 @@ def _tree(folder: Path) -> Iterable[tuple[str, Path]]:
 def _digest(files: dict[str, Path]) -> str:
     total = hashlib.sha256()
     for name in sorted(files):
-        with open(files[name], "rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
         executable = bool(files[name].stat().st_mode & 0o100)
-        total.update(f"{name}\0{content}\0{executable}\n".encode())
+        total.update(f"{name}\0{file_digest(files[name])}\0{executable}\n".encode())
     return total.hexdigest()
 
 

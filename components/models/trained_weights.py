@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.artifacts.keys import file_digest
 from components.errors import ArtifactError
 from components.json_text import read_json
 from components.models import lora
@@ -120,8 +121,7 @@ def digest(folder: Path) -> str:
     from safetensors.torch import load_file
 
     if (folder / FILE).is_file():
-        with open(folder / FILE, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(folder / FILE)
     sha256 = hashlib.sha256()
     if roles := role_folders(folder):
         sha256.update(json.dumps({role: digest(path) for role, path in roles.items()}).encode())

@@ -7,14 +7,12 @@ compared module by module. A file is written once for each version of a stage's 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from components.json_text import parse_json
+from components.json_text import parse_json, write_json
 from components.specs.code import code_digest
 from flows.history.records import FOLDER, RunRecord, StageRecord
 
@@ -29,13 +27,9 @@ class CodeRecords:
         """Store the module digests of a stage's code, unless they are stored. An error of the disk is ignored: this is
         information only."""
         path = self._folder / f"{code_digest(modules)}.json"
-        if not modules or path.exists():
-            return
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(modules, indent=1) + "\n", encoding="utf-8")
-            part.replace(path)
+        if modules and not path.exists():
+            with contextlib.suppress(OSError):
+                write_json(path, modules)
 
     def modules(self, digest: str) -> dict[str, str]:
         """Return the module digests of a stage's code; empty if they are not stored here or do not fit the digest."""

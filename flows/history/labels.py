@@ -7,8 +7,6 @@ them.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from components.errors import ResourceError
-from components.json_text import parse_json
+from components.json_text import parse_json, write_json
 from components.redaction import mask_text
 from flows.history.records import FOLDER, RunRecord
 
@@ -83,11 +81,8 @@ class Labels:
 
     def _write(self, run: RunRecord, labels: RunLabels) -> RunLabels:
         path = self._path(run)
-        part = path.with_name(f".{run.id}.{os.getpid()}.part")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(asdict(labels), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            part.replace(path)
+            write_json(path, asdict(labels))
         except OSError as error:
             raise ResourceError(f"cannot write {path}: {error.strerror or error}") from None
         return labels

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -26,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from components.artifacts.names import is_key
 from components.errors import ResourceError
-from components.json_text import parse_json
+from components.json_text import parse_json, write_json
 from components.redaction import mask
 from components.specs import nearest
 from components.specs.wording import first_problem
@@ -237,10 +236,7 @@ class Records:
 
     def write(self, run: RunRecord) -> None:
         """Replace the record of a run atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / f".{run.id}.{os.getpid()}.part"
-        part.write_text(json.dumps({"version": VERSION, **asdict(run)}, indent=1, ensure_ascii=False) + "\n")
-        part.replace(self.folder / f"{run.id}.json")
+        write_json(self.folder / f"{run.id}.json", {"version": VERSION, **asdict(run)})
 
     def last_sign(self, run: RunRecord) -> float:
         """Return the time of the last write of a run's record, in seconds since the epoch."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from components.artifacts import lock_file
 from components.deployment.targets.base import Deployment, Release
-from components.json_text import read_json
+from components.json_text import read_json, write_json
 
 FOLDER = "deployments"
 LOCK_LIMIT = 12 * 3600.0
@@ -57,10 +57,7 @@ class Ledger:
         entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "state": state, "text": text}
         data["history"] = [*data.get("history", []), entry]
         data["present"] = json.loads(json.dumps(asdict(active), default=str)) if active else None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(f".{self.path.name}.part")
-        part.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(self.path)
+        write_json(self.path, data)
 
     def _read(self) -> dict[str, Any]:
         return read_json(self.path) if self.path.is_file() else {}

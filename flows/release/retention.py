@@ -10,7 +10,6 @@ store outside the root whose versions point below it, so that later commands sti
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from components.artifacts.names import is_key
 from components.deployment.targets.spec import local_target
 from components.errors import ResourceError
-from components.json_text import parse_json
+from components.json_text import parse_json, write_json
 from components.redaction import mask_text
 from flows.history.records import RunRecord
 from flows.release.deployment_ledger import ActiveRelease, ledgers
@@ -263,11 +262,7 @@ def _remember(root: Path, uris: Iterable[str]) -> None:
     recorded = _remembered(root)
     new = [uri for uri in uris if uri not in recorded]
     if new:
-        path = root / STORES
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps([*recorded, *new], indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_json(root / STORES, [*recorded, *new])
 
 
 def _remembered(root: Path) -> list[str]:

@@ -6,9 +6,7 @@ work with every launcher. If a point's process dies, its file still has the stat
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import sys
 import time
 import traceback
@@ -17,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from components.json_text import read_json
+from components.json_text import read_json, write_json
 from flows.terminal.exit_codes import describe_error
 from flows.terminal.overrides import mask_overrides
 
@@ -53,11 +51,7 @@ class Point:
 
     def write(self, folder: Path) -> None:
         """Write the point's file atomically."""
-        path = folder / FOLDER / f"{self.number:04}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_json(folder / FOLDER / f"{self.number:04}.json", asdict(self))
 
 
 def read(folder: Path) -> list[Point]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import EspalierError
+from components.json_text import write_json
 from flows.history.records import Records
 from flows.reporting.comparison import LETTERS, compare
 from flows.sweeps.points import Point, read
@@ -216,7 +216,7 @@ def write(summary: Summary, folder: Path, root: Path, sweep: str) -> Path | None
 
     Return the page, or None if there are fewer than two runs.
     """
-    (folder / FILE).write_text(json.dumps(summary.to_json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / FILE, summary.to_json())
     recorded = {run.id for run in Records(root).all() if run.sweep == sweep}
     sign = -1 if summary.direction == "maximize" else 1
     ranked = sorted(summary.points, key=lambda point: sign * (point.value(summary.metric) or 0.0))

@@ -13,7 +13,6 @@ Paths of the machine are left out of the configuration; secrets are masked in th
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -30,7 +29,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from components.artifacts import MANIFEST, Artifact, read_artifact
-from components.artifacts.keys import json_digest
+from components.artifacts.keys import file_digest, json_digest
 from components.artifacts.names import is_key
 from components.deployment.card import placeless
 from components.errors import ArtifactDamaged, ArtifactError, EspalierError, ResourceError
@@ -159,7 +158,7 @@ def _fill(folder: Path, bundle: Bundle, keys: Collection[str], reader: StoreRead
                     f"artifact {key[:12]} is missing from the store or damaged, so it cannot be bundled"
                 )
             shutil.copytree(artifact.path, folder / ARTIFACTS / key)
-        bundle.included[key] = _file_digest(folder / ARTIFACTS / key / MANIFEST)
+        bundle.included[key] = file_digest(folder / ARTIFACTS / key / MANIFEST)
     content = asdict(bundle)
     text = json.dumps({"format": FORMAT, "digest": json_digest(content), **content}, indent=1, ensure_ascii=False)
     (folder / FILE).write_text(text + "\n", encoding="utf-8")
@@ -265,13 +264,9 @@ def _read(path: Path) -> Bundle:
         if not is_key(key):
             raise ArtifactDamaged(f"{path}: {key[:50]!a} is not an artifact key")
         artifact = read_artifact(path.parent / ARTIFACTS / key)
-        if _file_digest(artifact.path / MANIFEST) != manifest or artifact.digest != digests.get(key, artifact.digest):
+        if file_digest(artifact.path / MANIFEST) != manifest or artifact.digest != digests.get(key, artifact.digest):
             raise ArtifactDamaged(f"{artifact.path} is not the artifact that {path.name} names: its digest differs")
     return bundle
-
-
-def _file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _last_of_each_label(run: RunRecord) -> list[StageRecord]:

@@ -7,11 +7,11 @@ so far. A conversation without a script, or beyond its end, gets the text "no mo
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.http_server import HttpServer
 
 Message = dict[str, Any]
 
@@ -20,30 +20,11 @@ Message = dict[str, Any]
 def serving_script(scripts: Mapping[str, Sequence[Message]]) -> Iterator[str]:
     """Serve scripts by first user message; yield the base URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(method: str, path: str, body: bytes, headers: object) -> tuple[int, Any]:
+        return 200, completion(json.loads(body), scripts)
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            data = json.dumps(completion(body, scripts)).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with HttpServer(answer) as server:
+        yield f"{server.url}/v1"
 
 
 def completion(body: Mapping[str, Any], scripts: Mapping[str, Sequence[Message]]) -> dict[str, Any]:

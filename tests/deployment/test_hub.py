@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,13 +12,14 @@ import pytest
 from components.deployment.targets.base import Release
 from components.deployment.targets.hub import HubTarget
 from components.errors import DeployError, ResourceError
+from tests.http_server import HttpServer
 
 TOKEN = "hf_secret"
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own uploads
 
 
-class FakeHub:
+class FakeHub(HttpServer):
     """Repositories with branches; small files in the commit, large ones by LFS. failing: operations that fail."""
 
     def __init__(self) -> None:
@@ -28,28 +27,7 @@ class FakeHub:
         self.branches: dict[str, dict[str, bytes]] = {}
         self.heads: dict[str, str] = {}
         self.large: dict[str, bytes] = {}
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: Any) -> None: ...
-
-            def _answer(self) -> None:
-                content = self.rfile.read(int(self.headers.get("content-length") or 0))
-                status, answer = hub.answer(self.command, self.path, content, self.headers)
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = do_PUT = do_DELETE = _answer
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        super().__init__()
 
     def answer(self, method: str, path: str, content: bytes, headers: Any) -> tuple[int, Any]:
         path = path.partition("?")[0]
@@ -138,10 +116,8 @@ def hub(monkeypatch):
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    fake = FakeHub()
-    yield fake
-    fake.server.shutdown()
-    fake.server.server_close()
+    with FakeHub() as fake:
+        yield fake
 
 
 @pytest.fixture

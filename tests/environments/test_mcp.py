@@ -9,10 +9,8 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +26,7 @@ from components.environments.adapters.mcp_tools import Tool
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, JudgeError, ResourceError, SpecError
 from tests.environments import checks
+from tests.http_server import HttpServer
 from tests.inference.faulty import Line, hang_up, status
 
 pytest.importorskip("mcp")
@@ -297,28 +296,14 @@ def model(*answers):
     """Yield URL and requests of a chat completions server that returns `answers` in turn, repeating the last."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append(body)
-            reply = answers[min(len(asked), len(answers)) - 1]
-            reply = reply(body) if callable(reply) else reply
-            data = json.dumps({"choices": [{"message": {"role": "assistant", "content": reply}}]}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(method, path, body, headers):
+        asked.append(json.loads(body))
+        reply = answers[min(len(asked), len(answers)) - 1]
+        reply = reply(asked[-1]) if callable(reply) else reply
+        return 200, {"choices": [{"message": {"role": "assistant", "content": reply}}]}
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    finally:
-        server.shutdown()
-        server.server_close()
+    with HttpServer(answer) as server:
+        yield f"{server.url}/v1", asked
 
 
 def test_judge_sees_the_episode_and_decides_success(file):

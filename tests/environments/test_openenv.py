@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import os
 import random
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -28,6 +25,7 @@ from components.environments.adapters.openenv_messages import render_fields
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError, SpecError
 from tests.environments import checks
+from tests.http_server import HttpServer
 
 pytestmark = pytest.mark.timeout(1800)
 SERVER = str(Path(__file__).with_name("openenv_server.py"))
@@ -230,25 +228,11 @@ def test_server_exit_fails_the_episode():
 def answering(schema: int, ws: int):
     """A server that answers with a status to who asks for the schema, and to who wants a connection; its URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(method, path, body, headers):
+        return ws if path == "/ws" else schema, {"action": {"properties": {"message": {"type": "string"}}}}
 
-        def do_GET(self):
-            code = ws if self.path == "/ws" else schema
-            action = {"properties": {"message": {"type": "string"}}}
-            data = json.dumps({"action": action}).encode()
-            self.send_response(code)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with HttpServer(answer) as server:
+        yield server.url
 
 
 def test_overloaded_server_is_classified_as_away(subtests):

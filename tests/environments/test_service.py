@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import threading
 from contextlib import contextmanager
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -29,6 +27,7 @@ from components.environments.tools import call
 from components.errors import EnvironmentFailed, EnvironmentUnavailable, ResourceError
 from components.specs import Target
 from tests.environments import checks
+from tests.http_server import HttpServer
 
 DESKS = {"retail": Retail, "airline": Airline}
 both = pytest.mark.parametrize("kind", DESKS.values(), ids=DESKS)
@@ -447,32 +446,15 @@ def server(answers):
     requests: list[dict] = []
     queue = list(answers)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            requests.append({"body": body, "path": self.path, "key": self.headers.get("Authorization")})
-            answer = queue.pop(0) if len(queue) > 1 else queue[0]
-            response = (
-                {"choices": [{"message": {"content": answer}}]} if isinstance(answer, str) else {"error": "sk-secret"}
-            )
-            data = json.dumps(response).encode()
-            self.send_response(200 if isinstance(answer, str) else answer)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(method, path, body, headers):
+        requests.append({"body": json.loads(body), "path": path, "key": headers.get("Authorization")})
+        text = queue.pop(0) if len(queue) > 1 else queue[0]
+        if isinstance(text, str):
+            return 200, {"choices": [{"message": {"content": text}}]}
+        return text, {"error": "sk-secret"}
 
-        def log_message(self, *_):
-            pass
-
-    http_server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http_server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http_server.server_port}/v1", requests
-    finally:
-        http_server.shutdown()
-        thread.join()
-        http_server.server_close()
+    with HttpServer(answer) as http_server:
+        yield f"{http_server.url}/v1", requests
 
 
 @pytest.fixture(autouse=True)

@@ -198,13 +198,11 @@ class DatasetHub(FakeHub):
 
 @pytest.fixture
 def dataset_hub(monkeypatch):
-    hub = DatasetHub()
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    yield hub
-    hub.server.shutdown()
-    hub.server.server_close()
+    with DatasetHub() as hub:
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        yield hub
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own uploads

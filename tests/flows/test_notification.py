@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -15,39 +14,29 @@ from flows.execution.notification import Notifier, lacking
 from flows.experiment.compose import compose
 from flows.history.records import Notice, Records, RecordWriter, RunRecord
 from flows.stages.base import Context
+from tests.http_server import HttpServer
 
 VARIABLE = "ESPALIER_TEST_WEBHOOK"
 
 
-class Webhook:
+class Webhook(HttpServer):
     """Server that answers with the given statuses, the last one for ever; 0 waits until the end."""
 
     def __init__(self, *statuses):
-        self.bodies, self.over = [], threading.Event()
-        remaining = list(statuses)
-        hook = self
+        self.bodies, self.over, self.statuses = [], threading.Event(), list(statuses)
+        super().__init__()
+        self.secret_url = f"{self.url}/hook/s3cr3t-token"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                hook.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                status = remaining.pop(0) if len(remaining) > 1 else remaining[0]
-                if status == 0:
-                    hook.over.wait(30)
-                self.send_response(status or 200)
-                self.end_headers()
-
-            def log_message(self, *arguments):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook/s3cr3t-token"
+    def answer(self, method, path, body, headers):
+        self.bodies.append(json.loads(body))
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if status == 0:
+            self.over.wait(30)
+        return status or 200, b""
 
     def close(self):
         self.over.set()
-        self.server.shutdown()
-        self.server.server_close()
+        super().close()
 
 
 @pytest.fixture
@@ -56,7 +45,7 @@ def webhook(monkeypatch):
 
     def start(*statuses):
         hooks.append(Webhook(*statuses))
-        monkeypatch.setenv(VARIABLE, hooks[-1].url)
+        monkeypatch.setenv(VARIABLE, hooks[-1].secret_url)
         return hooks[-1]
 
     yield start

@@ -31,6 +31,7 @@ from components.algorithms.loop.guards import STRIKES, TrainingGuards
 from components.algorithms.policy.policy import Policy
 from components.algorithms.trainer import TrainedModule
 from components.artifacts import sync_tree
+from components.artifacts.keys import file_digest
 from components.errors import ArtifactDamaged, ResourceError
 from components.json_text import read_json
 
@@ -195,12 +196,7 @@ class UnfinishedTraining:
 
 def _digests(folder: Path, steps: list[dict[str, float]]) -> dict[str, str]:
     return {STEPS: hashlib.sha256(json.dumps(steps).encode()).hexdigest()} | {
-        path.relative_to(folder).as_posix(): _digest(path)
+        path.relative_to(folder).as_posix(): file_digest(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != STEPS
     }
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,13 +5,13 @@ The card contains the digests of the model's files, so the digest of the card id
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from components.artifacts.keys import file_digest
 from components.errors import ArtifactDamaged, ArtifactError
 from components.json_text import read_json
 from components.models.spec import ModelSpec
@@ -53,7 +53,7 @@ def write_card(folder: Path, kind: Kind, model: ModelSpec, vocabulary: str, head
     data = {
         "format": FORMAT,
         **asdict(Card(kind, _identity(model), vocabulary, dict(heads))),
-        "files": {name: _digest(folder / name) for name in _files(folder)},
+        "files": {name: file_digest(folder / name) for name in _files(folder)},
     }
     (folder / CARD).write_text(json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
@@ -78,7 +78,7 @@ def read_card(folder: Path) -> Card:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ArtifactDamaged(f"{folder / CARD} is incomplete: {error!r}") from error
     for name in _files(folder):
-        if not (folder / name).is_file() or _digest(folder / name) != files.get(name):
+        if not (folder / name).is_file() or file_digest(folder / name) != files.get(name):
             raise ArtifactDamaged(f"{folder / name} is missing or was changed: it does not match {CARD}")
     return card
 
@@ -86,7 +86,7 @@ def read_card(folder: Path) -> Card:
 def content_digest(folder: Path) -> str:
     """Return the sha256 of the card, which covers all files of the reward model. Raises as read_card."""
     read_card(folder)
-    return _digest(folder / CARD)
+    return file_digest(folder / CARD)
 
 
 def check_base(folder: Path, card: Card, model: ModelSpec) -> None:
@@ -123,8 +123,3 @@ def _files(folder: Path) -> list[str]:
     if (folder / WEIGHTS).is_dir():
         return [HEADS, f"{WEIGHTS}/{FILE}"]
     return [f"{ADAPTER}/adapter_config.json", f"{ADAPTER}/adapter_model.safetensors", HEADS]
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

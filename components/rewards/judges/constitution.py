@@ -27,7 +27,7 @@ from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion, total_cost
 from components.rewards.llm.protocol import Messages, add_costs
 from components.rewards.llm.question import InvalidAnswer, Judgement, ask_for_json
-from components.rewards.llm.rows import by_name, object_schema, raise_if_invalid, rows_example, rows_schema
+from components.rewards.llm.rows import by_name, check_names, object_schema, raise_if_invalid, rows_example, rows_schema
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, MessageView, about, is_turn, message_views
 from components.specs import Spec
@@ -76,11 +76,7 @@ REVISION = object_schema({"revision": {"type": "string"}})
 
 
 def _checked_names(principles: dict[str, Principle]) -> dict[str, Principle]:
-    invalid = [name for name in principles if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
-    if invalid:
-        raise ValueError(
-            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(invalid)}"
-        )
+    check_names(principles, RESERVED_NAMES)
     return principles
 
 

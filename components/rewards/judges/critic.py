@@ -24,7 +24,7 @@ from components.rewards.llm.answers import UNIT, read_scores
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion, combine_opinions
 from components.rewards.llm.question import ask_for_json
-from components.rewards.llm.rows import by_name, object_schema, raise_if_invalid, rows_example, rows_schema
+from components.rewards.llm.rows import by_name, check_names, object_schema, raise_if_invalid, rows_example, rows_schema
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, about, message_views, turns
 from components.specs import Spec
@@ -71,11 +71,7 @@ the goal, 0 where it led away from it or was wrong, 0.5 where it did neither.
 
 
 def _checked_dimensions(dimensions: dict[str, Dimension]) -> dict[str, Dimension]:
-    invalid = [name for name in dimensions if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
-    if invalid:
-        raise ValueError(
-            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(invalid)}"
-        )
+    check_names(dimensions, RESERVED_NAMES)
     if not any(dimension.weight for dimension in dimensions.values()):
         raise ValueError("a weight above 0 in one dimension at least")
     return dimensions

@@ -17,7 +17,7 @@ from components.errors import Problem, SpecError
 from components.rewards.llm.client import JudgeClient
 from components.rewards.llm.judge_reward import SPREAD, EpisodeJudgeReward, Opinion
 from components.rewards.llm.question import ask_for_json
-from components.rewards.llm.rows import by_name, object_schema, raise_if_invalid, rows_example, rows_schema
+from components.rewards.llm.rows import by_name, check_names, object_schema, raise_if_invalid, rows_example, rows_schema
 from components.rewards.llm.spec import JudgeModel
 from components.rewards.llm.transcript import ONLY_DATA, about, as_text, message_views
 from components.specs import Spec, validate
@@ -65,11 +65,7 @@ ROW = '{"explanation": one short sentence, "met": "yes", "no" or "not applicable
 
 
 def _checked_names(items: dict[str, RubricItem]) -> dict[str, RubricItem]:
-    invalid = [name for name in items if name in RESERVED_NAMES or not name.replace("-", "_").isidentifier()]
-    if invalid:
-        raise ValueError(
-            f"names of letters, digits, - and _, other than {', '.join(RESERVED_NAMES)}; got {', '.join(invalid)}"
-        )
+    check_names(items, RESERVED_NAMES)
     return items
 
 

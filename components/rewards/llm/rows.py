@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from components.rewards.llm.question import InvalidAnswer
@@ -17,6 +17,14 @@ Row = dict[str, Any]
 MOST = 20
 """Maximum number of names in one correction."""
 _QUOTES = " \t\n\"'`"
+
+
+def check_names(names: Iterable[str], reserved: Sequence[str]) -> None:
+    """Raise ValueError for a name that a row cannot have. reserved: names of the judge's other figures."""
+    if invalid := [name for name in names if name in reserved or not name.replace("-", "_").isidentifier()]:
+        raise ValueError(
+            f"names of letters, digits, - and _, other than {', '.join(reserved)}; got {', '.join(invalid)}"
+        )
 
 
 def rows_schema(names: Sequence[str], fields: Mapping[str, Any]) -> dict[str, Any]:
