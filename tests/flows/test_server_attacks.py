@@ -5,14 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.flows.processes import chromium
+from tests.http_server import HttpServer
 
 pytestmark = pytest.mark.security
 
@@ -114,26 +113,11 @@ window.form = api => {
 </script>"""
 
 
-class Attacker(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(ATTACK.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def attacker() -> Iterator[str]:
-    """Yield the URL of a web server with an attacking page."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Attacker) as web:
-        thread = threading.Thread(target=web.serve_forever)
-        thread.start()
-        yield f"127.0.0.1:{web.server_port}"
-        web.shutdown()
-        thread.join()
+    """Yield the address of a web server with an attacking page."""
+    with HttpServer(lambda *_: (200, ATTACK.encode())) as web:
+        yield web.url.removeprefix("http://")
 
 
 @pytest.fixture(scope="module")
