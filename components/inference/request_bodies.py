@@ -150,7 +150,7 @@ class ResponsesStreamOptions(RequestBody):
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What a server knows when it reads a request."""
+    """Models and settings of a server, for the reading of a request."""
 
     policy: Callable[[str], str]
     """Version of a model name."""

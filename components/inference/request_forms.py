@@ -138,14 +138,14 @@ class ResponsesTool(OfferedFunction):
 
 
 @dataclass(frozen=True)
-class Offer:
+class ToolOffer:
     """Tools that a request offers, in the engine's format, and the form that it demands of the response."""
 
     tools: list[dict[str, Any]]
     form: ResponseForm
 
 
-def chat_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: list[Problem]) -> Offer:
+def chat_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: list[Problem]) -> ToolOffer:
     """Return the offer of a chat completions request. wanted: `response_format`. Adds problems."""
     listed = body.tools or []
     tools = [_chat_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(listed)]
@@ -161,7 +161,7 @@ def chat_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: 
     return _offer(body, tools, form, context, problems)
 
 
-def responses_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: list[Problem]) -> Offer:
+def responses_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: list[Problem]) -> ToolOffer:
     """Return the offer of a Responses request. wanted: `text.format`. Adds problems."""
     listed = body.tools or []
     tools = [_responses_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(listed)]
@@ -322,11 +322,11 @@ def _combined(
 
 def _offer(
     body: ToolsBody, tools: list[dict[str, Any]], form: ResponseForm, context: RequestContext, problems: list[Problem]
-) -> Offer:
+) -> ToolOffer:
     """Return the offer of tools, with one call at most for `parallel_tool_calls: false`."""
     if body.parallel_tool_calls is False and tools and form.calls is None:  # else none, or a required one
         if context.recorded:
             text = "false would hold the policy to one call, but training needs its own responses; leave it out"
             problems.append(Problem("parallel_tool_calls", text))
         form = replace(form, strict=True, single=True)
-    return Offer([] if form.without_calls else tools, form)
+    return ToolOffer([] if form.without_calls else tools, form)
