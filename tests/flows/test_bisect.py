@@ -27,6 +27,7 @@ from flows.stages import STAGES
 from flows.stages.base import Request
 from flows.stages.code import stage_code
 from flows.stages.execute import stage_and_spec
+from tests.databases import give_databases
 from tests.flows.pretend import pretend, spec_of
 from tests.pages.test_report import episode
 
@@ -358,6 +359,7 @@ def test_few_changes_are_tested_one_at_a_time_in_their_order():
 
 def test_a_real_run_finds_the_cause(tmp_path, capsys):
     """Two evaluations of a model with random weights; the price of a turn in the reward is the cause."""
+    give_databases(tmp_path)
     experiment = {
         "rounds": 0,
         "warmup": None,
