@@ -50,10 +50,19 @@ def cases(rows, chosen):
 
 PAIRS = set(combinations.covering([combinations.factors(*case) for case in ACCEPTED]))
 CHOSEN = [case for case in ACCEPTED if combinations.factors(*case) in PAIRS]
+
+
+def two_bases(index: int, variation: str) -> list[str]:
+    """Return two bases of a variation: with credit by turns for a setting that has no effect without."""
+    if {"turn_baseline", "discount"} & combinations.VARIATIONS[variation].keys():
+        return [base for base in BASES if "turns" in base]
+    return [BASES[index % 4], BASES[(index + 1) % 4]]
+
+
 CHOSEN_VARIED = [
     (base, variation, HISTORIES[(index + offset) % 2])
     for index, variation in enumerate(combinations.VARIATIONS)
-    for offset, base in ((0, BASES[index % 4]), (1, BASES[(index + 1) % 4]))
+    for offset, base in enumerate(two_bases(index, variation))
 ]
 
 

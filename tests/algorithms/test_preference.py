@@ -67,6 +67,14 @@ def test_the_odds_are_exact_where_a_probability_is_next_to_one():
     assert math.isfinite(losses.orpo(torch.zeros(1), far, torch.ones(1), torch.ones(1), 1.0).item())
 
 
+def test_the_reference_point_of_kto_is_at_least_zero():
+    """The episodes of `test_gradient_matrix_episodes` have a positive one."""
+    logprob, reference, good = torch.tensor([-3.0, -4.0]), torch.tensor([-3.5, -3.0]), torch.tensor([True, False])
+    below, zero = (losses.kto(logprob, reference, good, torch.tensor(kl), 0.1) for kl in (-2.0, 0.0))
+    assert torch.equal(below, zero)
+    assert zero.tolist() == pytest.approx([1 - sigma(0.1 * 0.5), 1 - sigma(0.1 * 1.0)])
+
+
 # --- on trajectories ------------------------------------------------------------------------------------------------
 
 
