@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from components.algorithms.policy import exactness, logits, pack_layout
+from components.algorithms.policy import exactness, logits, packing
 from components.algorithms.policy import policy as policy_module
 from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy.policy import Policy
@@ -68,7 +68,7 @@ GIVEN = [
 def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, caplog):
     config = getattr(transformers, f"{family}Config")(**SMALL)
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)
-    assert policy._layout is pack_layout.trie
+    assert policy._layout is packing.trie_layout
     assert not caplog.records
 
 
@@ -80,7 +80,7 @@ def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, capl
 )
 def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why, caplog):
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)
-    assert policy._layout is pack_layout.padded
+    assert policy._layout is packing.padded_layout
     assert "is trained on padded batches" in caplog.text
     assert why in caplog.text
     assert policy.padded
@@ -108,7 +108,7 @@ def wider(folder, config) -> ModelSpec:
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma"])
 def test_rounding_in_bfloat16_is_no_other_attention(tmp_path, family, caplog):
     policy = Policy(tmp_path, wider(tmp_path, getattr(transformers, f"{family}Config")(**SMALL)), seed=0)
-    assert policy._layout is pack_layout.trie
+    assert policy._layout is packing.trie_layout
     assert not caplog.records
 
 
@@ -140,7 +140,7 @@ def test_a_trained_model_in_bfloat16_shares_prefixes(tmp_path_factory, caplog):
     float32."""
     spec = ModelSpec(name="smollm2-135m-instruct", source="package", dtype="bfloat16", device="cpu", max_length=512)
     policy = Policy(prepare(spec, tmp_path_factory.mktemp("weights")), spec, seed=0)
-    assert policy._layout is pack_layout.trie
+    assert policy._layout is packing.trie_layout
     assert not caplog.records
 
 
@@ -221,4 +221,4 @@ def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_pa
 
 def test_a_window_as_long_as_the_longest_sequence_is_no_window(tmp_path):
     spec = save(tmp_path, transformers.MistralConfig(**SMALL, sliding_window=16))
-    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._layout is pack_layout.trie
+    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._layout is packing.trie_layout

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.algorithms.policy import pack_layout
+from components.algorithms.policy import packing
 from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.errors import ArtifactError
 from components.models import trie_attention
@@ -123,7 +123,7 @@ def test_packs_of_padded_rows_are_bounded_by_what_the_rows_hold(generated, most)
     packs = pack(generated, most, padded=True)
     longest = []
     for packed, members in by_pack(generated, packs):
-        inputs = pack_layout.padded(packed).inputs["input_ids"]
+        inputs = packing.padded_layout(packed).inputs["input_ids"]
         rows = {tuple(read(member)) for member in members}
         leaves = [row for row in rows if not any(other[: len(row)] == row for other in rows - {row})]
         assert inputs.shape == (len(leaves), max(map(len, leaves)))
@@ -146,7 +146,7 @@ def test_padding_is_what_a_budget_in_nodes_would_not_see():
         *(TokenSequence([200 + number, 1, 2], [2]) for number in range(50)),
     ]
     (together,) = pack(inputs, 200)
-    assert pack_layout.padded(together).inputs["input_ids"].numel() == 51 * 99
+    assert packing.padded_layout(together).inputs["input_ids"].numel() == 51 * 99
     assert [packed.computed for packed in pack(inputs, 200, padded=True)] == [99 * 2, 49 * 2]
 
 

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from components.algorithms.policy import pack_layout
 from components.algorithms.policy.logits import LogitTransform, candidate_transforms
-from components.algorithms.policy.pack_layout import LayoutFunction
-from components.algorithms.policy.packing import Pack, TokenSequence, pack
+from components.algorithms.policy.packing import LayoutFunction, Pack, TokenSequence, pack, padded_layout, trie_layout
 from components.errors import ResourceError
 from components.models import attention
 from components.models.distribution import Cut
@@ -69,11 +67,11 @@ def choose(policy: PackedPolicy, max_length: int) -> tuple[LayoutFunction, Logit
     problem = _window(model, max_length)
     if problem is None:
         model.set_attn_implementation(attention.register())
-        policy._layout = pack_layout.trie
+        policy._layout = trie_layout
         problem = _difference(policy, sequences, alone_S, tolerance)
     if problem is not None:
         model.set_attn_implementation(original_attention)
-        policy._layout = pack_layout.padded
+        policy._layout = padded_layout
         log.warning(
             "%s (%s) is trained on padded batches, without prefix sharing: %s",
             *(_name(model), type(model).__name__, problem),

@@ -6,26 +6,29 @@ share nodes, at every depth. Each node attends to its ancestors and its position
 same output as in its own sequence.
 
 For models that depend on more than mask and positions, packs are computed as one row per sequence, padded to the
-longest (`pack_layout`): their size is counted in padded rows, and they contain sequences of similar length.
+longest (`padded_layout`): their size is counted in padded rows, and they contain sequences of similar length.
 
 Nodes are laid out depth first, in the order of the sorted sequences: the descendants of a node follow it directly, up
 to its end. So one number per node defines the attention mask: j attends to i if i <= j < end(i).
 
-Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sampled tokens.
+Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sampled tokens; B rows and T positions of
+padded rows.
 """
 
 from __future__ import annotations
 
 from bisect import bisect, insort
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
 from components.errors import ArtifactError
+from components.models import trie_attention
 
 
 @dataclass(frozen=True)
@@ -296,3 +299,45 @@ def _with_targets(
         computed,
         roles.pop() if len(roles) == 1 else "",
     )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Arguments of a model's forward pass, and the positions of the nodes in its output."""
+
+    inputs: dict[str, Any]
+    row_U: torch.Tensor
+    place_U: torch.Tensor
+
+    def states(self, output_BTX: torch.Tensor) -> torch.Tensor:
+        """Return the (U, X) outputs of the nodes."""
+        return output_BTX[self.row_U, self.place_U]
+
+
+LayoutFunction = Callable[[Pack], Layout]
+
+
+def trie_layout(pack: Pack) -> Layout:
+    """Return a layout with one row that contains each node once."""
+    inputs = {
+        "input_ids": pack.token_ids_N[None],
+        "position_ids": pack.positions_N[None],
+        "attention_mask": trie_attention.mask(pack.ends_N),
+        "use_cache": False,
+    }
+    return Layout(inputs, torch.zeros_like(pack.predicting_U), pack.predicting_U)
+
+
+def padded_layout(pack: Pack) -> Layout:
+    """Return a layout with one row per leaf: the tokens of its path, padded at the end. Shared nodes are computed in
+    each row and read in the first."""
+    nodes_N = torch.arange(len(pack.ends_N), device=pack.ends_N.device)
+    leaf_B = nodes_N[pack.ends_N == nodes_N + 1]
+    rows, nodes = ((nodes_N <= leaf_B[:, None]) & (leaf_B[:, None] < pack.ends_N)).nonzero().unbind(1)
+    places = pack.positions_N[nodes]
+    token_ids_BT = pack.token_ids_N.new_zeros(len(leaf_B), int(places.max()) + 1)
+    token_ids_BT[rows, places] = pack.token_ids_N[nodes]
+    mask_BT = torch.zeros_like(token_ids_BT)
+    mask_BT[rows, places] = 1
+    inputs = {"input_ids": token_ids_BT, "attention_mask": mask_BT, "use_cache": False}
+    return Layout(inputs, torch.searchsorted(leaf_B, pack.predicting_U), pack.positions_N[pack.predicting_U])

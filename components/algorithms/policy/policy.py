@@ -18,12 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import exactness, sharded
-from components.algorithms.policy import pack_layout as layouts
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
 from components.algorithms.policy.logits import LogitHead, identity
-from components.algorithms.policy.pack_layout import Layout
-from components.algorithms.policy.packing import Pack
+from components.algorithms.policy.packing import Layout, Pack, padded_layout
 from components.algorithms.policy.role_adapters import RoleAdapters
 from components.compute.spec import Strategy
 from components.errors import ResourceError
@@ -139,7 +137,7 @@ class Policy:
     @property
     def padded(self) -> bool:
         """Return True if packs are computed as padded rows, without prefix sharing."""
-        return self._layout is layouts.padded
+        return self._layout is padded_layout
 
     _role_adapters: RoleAdapters | None = None
 
