@@ -11,7 +11,20 @@ import grimp
 import networkx as nx
 
 ROOT = Path(__file__).parent.parent
-HEAVY = {"torch", "prefect", "mlflow", "transformers", "litellm", "sky", "peft", "trl", "pandas", "matplotlib"}
+HEAVY = {
+    "torch",
+    "prefect",
+    "mlflow",
+    "transformers",
+    "litellm",
+    "sky",
+    "peft",
+    "trl",
+    "pandas",
+    "numpy",
+    "pyarrow",
+    "matplotlib",
+}
 
 
 def python(code: str) -> str:

@@ -311,8 +311,6 @@ def _rounded(value: float) -> float:
 
 LEAST = ("auc", "spearman", "spearman_within", "agreement")
 """Measures whose mark is a minimum."""
-MOST = ("length_bias", "position_bias", "noise", "unscored", "cost_per_thousand")
-"""Measures whose mark is a maximum."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def rank_agreement(first: Rewards, second: Rewards) -> RankAgreement:
         groups += 1
         left, right = ([side[group][name] for name in names] for side in (first, second))
         if have_spread(left) and have_spread(right):
-            taus.append(float(kendalltau(left, right).statistic))
+            taus.append(round(float(kendalltau(left, right).statistic), 12))  # scipy's 1 may be 1 - 1e-16
             flips += _flips(group, names, left, right)
     return RankAgreement(fmean(taus) if taus else None, len(taus), groups, flips)
 

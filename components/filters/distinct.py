@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from components.filters.decisions import best_first, decide_each
 from components.filters.protocol import Filter, Groups
-from components.filters.reasons import best_first, decide_each
 from components.specs.registered import registered
 from components.trajectories.schema import Message, Selection, Trajectory
 

@@ -1,15 +1,12 @@
-"""Decisions of filters: as arrays of reasons, in which None keeps an episode and a text drops it, and about whole
-trajectories."""
+"""Decisions of column filters as arrays of reasons, in which None keeps an episode and a text drops it."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from components.trajectories.columns import Array, EpisodeColumns
-from components.trajectories.schema import FAILED, KEPT, UNSCORED, Selection, Trajectory
+from components.trajectories.schema import KEPT, Selection
 from components.trajectories.tables import SELECTION_SCHEMA, stored_text
 
 
@@ -38,22 +35,3 @@ def as_batch(episodes: EpisodeColumns, reasons_N: Array) -> pa.RecordBatch:
             stored_N[reasons_N == reason] = stored_text(reason)
     columns = [episodes.ids, pa.array(kept_N.astype(bool)), pa.array(stored_N, pa.string())]
     return pa.RecordBatch.from_arrays(columns, schema=SELECTION_SCHEMA)
-
-
-def decide(trajectory: Trajectory, rule: str | None) -> Selection:
-    """Return the decision about one trajectory: dropped as failed or unscored, dropped by the named rule, or kept if
-    `rule` is None."""
-    if trajectory.reward is None:
-        return Selection(trajectory.id, False, FAILED if trajectory.failure is not None else UNSCORED)
-    return Selection(trajectory.id, rule is None, rule or KEPT)
-
-
-def decide_each(group: Sequence[Trajectory], rule: Callable[[Trajectory], str | None]) -> list[Selection]:
-    """Return the decisions about a group. `rule` is called with scored trajectories only."""
-    return [decide(trajectory, rule(trajectory) if trajectory.reward is not None else None) for trajectory in group]
-
-
-def best_first(group: Iterable[Trajectory]) -> list[Trajectory]:
-    """Return the scored trajectories in descending order of reward. The sort is stable."""
-    scored = [(trajectory.reward, trajectory) for trajectory in group if trajectory.reward is not None]
-    return [trajectory for _, trajectory in sorted(scored, key=lambda pair: -pair[0])]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import Problem, SpecError
 from components.exceptions import described, log_traceback
+from components.filters.decisions import decide_each
 from components.filters.protocol import CollectionFilter, ColumnFilter, Filter
-from components.filters.reasons import decide_each
 from components.trajectories.reads import WHOLE
 from components.trajectories.schema import KEPT, Selection, Trajectory
 

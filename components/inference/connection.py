@@ -9,6 +9,7 @@ connection. h11 limits headers to 64 KiB.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import socket
 from typing import Any
@@ -106,7 +107,8 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         # The body follows the headers in a write of its own, which would wait 40 ms for a delayed acknowledgement.
         # asyncio sets the option only on sockets that were created for TCP by number, not on `socket.create_server`'s.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # of a connection that is already reset
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > most_connections():
             transport.write(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\r\n")
             transport.close()

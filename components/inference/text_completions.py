@@ -16,6 +16,7 @@ the event after which they are sampled, or in a later one if the text is held ba
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -143,8 +144,13 @@ class _Choice(GrowingChoice[TextIncrement, TextCompletion]):
         self._index = index
         self._body = body
         self._decode = decode or (lambda ids: "".join(f"token_id:{token}" for token in ids))  # vLLM's, without text
-        self._prompt = request.prompt if isinstance(request.prompt, str) else self._decode(request.prompt)
+        self._given = request.prompt
         self._texts = TokenTexts(self._decode)
+
+    @functools.cached_property
+    def _prompt(self) -> str:
+        """Text of the prompt. It is decoded only if the answer shows it or counts its characters."""
+        return self._given if isinstance(self._given, str) else self._decode(self._given)
 
     def whole(self, answer: TextCompletion) -> dict[str, Any]:
         prompt, part = self._prompt_part(answer), self._part(answer.text, answer)

@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -394,18 +395,22 @@ def _convert_packaged(spec: ModelSpec, out: Path, record: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
+_GGUF_LOCK = threading.Lock()
+
+
 @contextlib.contextmanager
 def _parsed_once() -> Iterator[None]:
     """Let transformers parse a GGUF file once within the context: it parses the file for config, weights and tokenizer
     again, and builds the map of tensor names for each module, which is most of the time of the conversion."""
     import gguf
 
-    read, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
-    gguf.GGUFReader, gguf.get_tensor_name_map = functools.cache(read), functools.cache(name_map)
-    try:
-        yield
-    finally:
-        gguf.GGUFReader, gguf.get_tensor_name_map = read, name_map
+    with _GGUF_LOCK:
+        read, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
+        gguf.GGUFReader, gguf.get_tensor_name_map = functools.cache(read), functools.cache(name_map)
+        try:
+            yield
+        finally:
+            gguf.GGUFReader, gguf.get_tensor_name_map = read, name_map
 
 
 def _make_random(spec: ModelSpec, out: Path, record: Path) -> None:

@@ -268,7 +268,9 @@ def _of_environment(text: str) -> Iterator[Span]:
     """Yield occurrences of values of secret environment variables."""
     if len(text) < _SHORTEST_VALUE:
         return
-    for name in _secret_names(tuple(os.environ)):
+    names = tuple(os.environ)
+    secrets = KNOWN | _secret_names(names)  # KNOWN grows
+    for name in (name for name in names if name in secrets):
         value = os.environ.get(name, "")
         if len(value) < _SHORTEST_VALUE or value not in text:
             continue
@@ -283,9 +285,9 @@ def _of_environment(text: str) -> Iterator[Span]:
 
 
 @functools.lru_cache(maxsize=16)
-def _secret_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of secrets among those of environment variables."""
-    return tuple(name for name in names if name in KNOWN or is_secret(name))
+def _secret_names(names: tuple[str, ...]) -> frozenset[str]:
+    """Return the names of environment variables that look like those of secrets."""
+    return frozenset(name for name in names if is_secret(name))
 
 
 def _is_distinct(value: str) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from components.artifacts import lock_file, sync_tree
+from components.artifacts import lock_file
 from components.errors import ResourceError
 from components.redaction import mask_text
 from components.tracking.provenance import command_path
@@ -135,7 +135,9 @@ def _create_database(database: Path, artifacts: Path) -> None:
 
     def unsynced(connection: object, _record: object) -> None:
         if isinstance(connection, sqlite3.Connection):
-            connection.execute("PRAGMA synchronous = OFF")
+            (_, _, file), *_ = connection.execute("PRAGMA database_list")
+            if file == str(draft.absolute()):
+                connection.execute("PRAGMA synchronous = OFF")
 
     draft = database.with_suffix(".draft")
     draft.unlink(missing_ok=True)  # left by a process that died while creating it
@@ -145,7 +147,8 @@ def _create_database(database: Path, artifacts: Path) -> None:
     finally:
         event.remove(Engine, "connect", unsynced)
     store.engine.dispose()
-    sync_tree(draft)
+    with draft.open("rb") as file:
+        os.fsync(file.fileno())
     os.replace(draft, database)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.redaction import MASK, mask_text
+from components.redaction import MASK, mask_text, secret_variable
 from components.redaction.forms import spans
 from tests.redaction.secret_values import AROUND, ORDINARY, TOKENS
 
@@ -67,6 +67,13 @@ def test_values_of_secret_variables_are_masked_anywhere(monkeypatch):
     monkeypatch.setenv("SOME_PASSWORD", "password")  # an ordinary word: masking it would tell more than it hides
     assert mask_text("the server says: zq81kd02mfp is not valid") == "the server says: *** is not valid"
     assert mask_text("ask for the password") == "ask for the password"
+
+
+def test_the_value_of_a_variable_that_was_read_as_a_secret_is_masked_whatever_its_name(monkeypatch):
+    monkeypatch.setenv("GATEWAY_ENTRY", "hunter-blue-lake")
+    assert mask_text("enter by hunter-blue-lake") == "enter by hunter-blue-lake"
+    assert secret_variable("GATEWAY_ENTRY") == "hunter-blue-lake"
+    assert mask_text("enter by hunter-blue-lake") == "enter by ***"
 
 
 WORST = {
