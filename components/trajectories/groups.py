@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
+from typing import Literal
 
 from components.errors import ArtifactError
 from components.trajectories.schema import Scenario, Trajectory
@@ -14,6 +15,8 @@ ASIDE = "~"
 """Separator between a scenario id and the name of a separate group of episodes that began differently."""
 BEGUN = "@round-"
 """Separator between a scenario id and the round in which its group began."""
+PairSelection = Literal["best_worst", "all"]
+"""Pairs of a scenario: the best with the worst episode, or every two with different values."""
 RELATIVE_TOLERANCE = 1e-9
 """Relative difference up to which two rewards are equal, because of rounding."""
 
@@ -92,3 +95,21 @@ def have_spread(rewards: Iterable[float], relative_tolerance: float = RELATIVE_T
     False for fewer than two rewards."""
     values = list(rewards)
     return len(values) > 1 and not math.isclose(min(values), max(values), rel_tol=relative_tolerance)
+
+
+def pairs(
+    trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float], which: PairSelection, min_margin: float
+) -> list[tuple[Trajectory, Trajectory]]:
+    """Return the (better, worse) pairs of each scenario by `value`: the best with the worst episode, or every two
+    episodes with different values. Pairs that differ by at most `min_margin`, or only by rounding, are left out."""
+    result = []
+    for group in by_scenario(trajectories).values():
+        ranked = sorted(group, key=lambda trajectory: -value(trajectory))  # stable: among equals, the first comes first
+        candidates = [(ranked[0], min(group, key=value))]
+        if which == "all":
+            candidates = [(better, worse) for index, better in enumerate(ranked) for worse in ranked[index + 1 :]]
+        for better, worse in candidates:
+            values = value(better), value(worse)
+            if have_spread(values) and values[0] - values[1] > min_margin:
+                result.append((better, worse))
+    return result

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from components.algorithms.preference.pairs import pairs
 from components.errors import SpecError
 from components.trajectories.feedback_episodes import taught
-from components.trajectories.groups import adjacent_groups, scenario_of
+from components.trajectories.groups import adjacent_groups, pairs, scenario_of
 from components.trajectories.parts import CORRECTION
 from tests.trajectories.builders import FAILURE, episode, talk, tool_talk
 from tests.trajectories.said import chose, corrected, rated

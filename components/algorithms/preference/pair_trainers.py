@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from components.algorithms.preference import losses
-from components.algorithms.preference.pairs import pairs
 from components.algorithms.preference.trainer import Example, PreferenceEpisode, PreferenceTrainer
 from components.algorithms.trainer import TrainingContext
+from components.trajectories.groups import pairs
 
 if TYPE_CHECKING:
     from components.algorithms.preference.spec import DPOSpec, IPOSpec, PairSpec

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.algorithms.preference.pairs import pairs
 from components.algorithms.reward_models.data import OVERALL, RewardEpisode, episode, turn_values, value
 from components.algorithms.trainer import JudgedCollection
 from components.errors import ArtifactError
 from components.json_text import read_json
 from components.trajectories.chat import ChatFormat
-from components.trajectories.groups import scenario_of
+from components.trajectories.groups import pairs, scenario_of
 from components.trajectories.schema import Score
 
 if TYPE_CHECKING:
