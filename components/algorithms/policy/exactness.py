@@ -2,44 +2,40 @@
 
 A pack states by its mask which token attends to which, and by its positions how far apart they are. A model that
 depends on anything else (sliding windows, recurrent states, distance biases, capped attention scores) would silently
-compute another distribution than the one that was sampled. Windows are read from the config. Everything else is
-detected by a probe: two short sequences of likely tokens, computed separately with the attention of transformers and
-together in a pack. In half precision the results differ by rounding even if both are correct; the tolerance is measured
-with the same weights in float32.
+compute another distribution than the one that was sampled. Windows and layers with a state are known by their kind.
+Everything else is detected by a probe: two sequences, computed separately with the attention of transformers and
+together in a pack. The probe computes in float32, whatever the model's dtype: in half precision, the rounding of a
+correct result is as large as the error of a wrong one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from components.algorithms.policy.logits import LogitTransform, candidate_transforms
 from components.algorithms.policy.packing import LayoutFunction, Pack, TokenSequence, pack, padded_layout, trie_layout
 from components.errors import ResourceError
 from components.models import attention
 from components.models.distribution import Cut
+from components.models.layer_kinds import stateful_layers
+from components.models.widening import widened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
-COMMON, OWN = 6, 4
-"""Number of tokens of the probe's sequences after the first token: those of the shared prefix, and those of each
-sequence after the first different token."""
-
+COMMON, OWN = 96, (64, 48)
+"""Number of tokens of the probe's sequences: those of the shared prefix, and those of each sequence after it. Together
+they are more than a block of any kernel (128 queries of FlexAttention, chunks of 64 tokens of linear attention)."""
+MOST_TOKENS = 1000
+"""Bound of the probe's token ids: of published vocabularies, the first ones are in use."""
 TOLERANCE = 1e-3
-"""Largest mean difference of a float32 model, nats per token; rounding stays far below it."""
-ROUNDINGS = 3.0
-"""Largest mean difference of a half-precision model, as a multiple of its own mean difference from float32: two
-independent roundings differ by about 1.4 times one rounding."""
-UNKNOWN_ROUNDING = 0.05
-"""Assumed mean difference from float32 where it cannot be computed, nats per token."""
+"""Largest mean difference in float32, nats per token; rounding stays far below it."""
 
 
 class PackedPolicy(Protocol):
@@ -61,23 +57,25 @@ def choose(policy: PackedPolicy, max_length: int) -> tuple[LayoutFunction, Logit
     exact."""
     model = policy.model
     _refuse_changing_positions(model, max_length)
-    original_attention, sequences = model.config._attn_implementation, probe_sequences(model)
-    alone_S = separate_logprobs(model, sequences)
-    tolerance = _tolerance(model, sequences, alone_S)
-    problem = _window(model, max_length)
-    if problem is None:
-        model.set_attn_implementation(attention.register())
-        policy._layout = trie_layout
-        problem = _difference(policy, sequences, alone_S, tolerance)
-    if problem is not None:
-        model.set_attn_implementation(original_attention)
-        policy._layout = padded_layout
-        log.warning(
-            "%s (%s) is trained on padded batches, without prefix sharing: %s",
-            *(_name(model), type(model).__name__, problem),
-        )
-        if (padded_problem := _difference(policy, sequences, alone_S, tolerance)) is not None:
-            raise ResourceError(f"{_name(model)} ({type(model).__name__}) cannot be trained exactly: {padded_problem}")
+    original_attention, sequences = model.config._attn_implementation, probe_sequences(model, max_length)
+    with widened(model):
+        alone_S = separate_logprobs(model, sequences)
+        problem = _state(model) or _window(model, max_length)
+        if problem is None:
+            model.set_attn_implementation(attention.register())
+            policy._layout = trie_layout
+            problem = _difference(policy, sequences, alone_S)
+        if problem is not None:
+            model.set_attn_implementation(original_attention)
+            policy._layout = padded_layout
+            log.warning(
+                "%s (%s) is trained on padded batches, without prefix sharing: %s",
+                *(_name(model), type(model).__name__, problem),
+            )
+            if (padded_problem := _difference(policy, sequences, alone_S)) is not None:
+                raise ResourceError(
+                    f"{_name(model)} ({type(model).__name__}) cannot be trained exactly: {padded_problem}"
+                )
     return policy._layout, _logit_transform(policy, sequences)
 
 
@@ -126,6 +124,13 @@ def _refuse_changing_positions(model: PreTrainedModel, max_length: int) -> None:
             )
 
 
+def _state(model: PreTrainedModel) -> str | None:
+    """Return the problem if layers of the model read more than the tokens that a mask allows, else None."""
+    if not (names := stateful_layers(model)):
+        return None
+    return f"its layers {', '.join(names)} read all preceding tokens of a row, whatever the mask says"
+
+
 def _window(model: PreTrainedModel, max_length: int) -> str | None:
     """Return the problem if a layer of the model attends to fewer than `max_length` tokens back, else None."""
     config = model.config.get_text_config()
@@ -136,26 +141,19 @@ def _window(model: PreTrainedModel, max_length: int) -> str | None:
     return f"it has layers that attend to only {shortest} tokens back, and model.max_length is {max_length}"
 
 
-def probe_sequences(model: PreTrainedModel) -> list[TokenSequence]:
-    """Return two sequences with a shared prefix, made of tokens that are likely under the model itself.
-
-    Each token is the first, second or third most likely one, in turn: log-probabilities of unlikely tokens are
-    dominated by rounding, and those of the most likely tokens alone may all be near 0. The first token after the prefix
-    differs. All later tokens are targets.
-    """
-    prefix = _continued(model, [model.config.get_text_config().bos_token_id or 0], COMMON)
-    logits_V = _logits(model, prefix)[-1]
-    first, second = logits_V.topk(2).indices.tolist()
-    ends = [_continued(model, [*prefix, token], OWN) for token in (first, second)]
-    return [TokenSequence(token_ids, list(range(1, len(token_ids)))) for token_ids in ends]
-
-
-def _continued(model: PreTrainedModel, token_ids: list[int], count: int) -> list[int]:
-    """Return the tokens followed by `count` more: the most likely, the second and the third most likely one, in
-    turn."""
-    for index in range(count):
-        token_ids = [*token_ids, int(_logits(model, token_ids)[-1].topk(3).indices[index % 3])]
-    return token_ids
+def probe_sequences(model: PreTrainedModel, max_length: int) -> list[TokenSequence]:
+    """Return two sequences of random tokens with a shared prefix and different lengths, of at most `max_length` tokens.
+    All tokens after the first are targets."""
+    config = model.config.get_text_config()
+    longest = COMMON + max(OWN)
+    length = min(longest, max_length, getattr(config, "max_position_embeddings", None) or longest)
+    common = length * COMMON // longest
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(min(config.vocab_size, MOST_TOKENS), (2, length), generator=generator).tolist()
+    tokens[1][:common] = tokens[0][:common]
+    tokens[1][common] = (tokens[0][common] + 1) % config.vocab_size
+    lengths = (length, common + max(1, (length - common) * OWN[1] // OWN[0]))
+    return [TokenSequence(token_ids[:end], list(range(1, end))) for token_ids, end in zip(tokens, lengths, strict=True)]
 
 
 def _logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
@@ -174,64 +172,13 @@ def separate_logprobs(model: PreTrainedModel, sequences: Sequence[TokenSequence]
     return torch.stack(logprobs)
 
 
-def _tolerance(model: PreTrainedModel, sequences: Sequence[TokenSequence], alone_S: torch.Tensor) -> float:
-    """Return the largest mean difference that rounding explains, nats per token."""
-    return TOLERANCE if model.dtype == torch.float32 else ROUNDINGS * rounding(model, sequences, alone_S)
-
-
-def rounding(model: PreTrainedModel, sequences: Sequence[TokenSequence], alone_S: torch.Tensor) -> float:
-    """Return the mean difference (nats) between the model's own log-probabilities `alone_S` and those of the same
-    weights in float32."""
-    with _widened(model):
-        try:
-            exact_S = separate_logprobs(model, sequences)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001  layers that support one dtype only, such as quantized ones
-            log.debug("the rounding of %s could not be measured: %s", _name(model), error)
-            return UNKNOWN_ROUNDING
-    return (exact_S - alone_S).abs().mean().item()
-
-
-@contextmanager
-def _widened(model: PreTrainedModel) -> Iterator[None]:
-    """Compute every module in float32 within the context: its parameters are widened before its forward pass and
-    restored after it, so that only one module's parameters are in memory twice."""
-    hooks: list[RemovableHandle] = []
-    original: dict[torch.nn.Parameter, torch.Tensor] = {}
-
-    def widen(module: torch.nn.Module, *_: Any) -> None:
-        for parameter in module.parameters(recurse=False):
-            if parameter.dtype in (torch.bfloat16, torch.float16):
-                original.setdefault(parameter, parameter.data)
-                parameter.data = parameter.data.float()
-
-    def restore(module: torch.nn.Module, *_: Any) -> None:
-        for parameter in module.parameters(recurse=False):
-            if parameter in original:
-                parameter.data = original.pop(parameter)
-
-    for module in model.modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            hooks += [module.register_forward_pre_hook(widen), module.register_forward_hook(restore)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for parameter, data in original.items():
-            parameter.data = data
-
-
 def _packed(sequences: Sequence[TokenSequence]) -> Pack:
     """Return one pack with the same targets in the same order."""
-    (packed,) = pack(sequences, most_tokens=64)
+    (packed,) = pack(sequences, most_tokens=sum(len(sequence.token_ids) for sequence in sequences))
     return packed
 
 
-def _difference(
-    policy: PackedPolicy, sequences: Sequence[TokenSequence], alone_S: torch.Tensor, tolerance: float
-) -> str | None:
+def _difference(policy: PackedPolicy, sequences: Sequence[TokenSequence], alone_S: torch.Tensor) -> str | None:
     """Return the problem if packed and separate log-probabilities of the probe differ by more than rounding, else
     None."""
     policy._logit_transform = None
@@ -243,9 +190,9 @@ def _difference(
     except Exception as error:  # noqa: BLE001  a model may fail in any way on an unknown mask
         return f"{type(error).__name__}: {error}"
     mean_difference = (packed_S - alone_S).abs().mean().item()
-    if mean_difference <= tolerance:
+    if mean_difference <= TOLERANCE:
         return None
     return (
         f"its attention does not depend on mask and positions alone; log-probabilities would be off by "
-        f"{mean_difference:.2g} nats per token, of which rounding explains {tolerance:.2g}"
+        f"{mean_difference:.2g} nats per token, of which rounding explains {TOLERANCE:.2g}"
     )
