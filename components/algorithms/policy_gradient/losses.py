@@ -15,8 +15,8 @@ LOG_RATIO_LIMIT = 20.0
 gradient, 0 · inf is NaN. Beyond the limit a token has no gradient."""
 
 KL_LIMIT = 5.0
-"""Largest contribution (nats) of one token to a mean KL divergence that a guard checks. The estimate grows with exp of
-the log-ratio, so one outlier among thousands of tokens would stop a sound training."""
+"""Largest contribution (nats) of the exponential of one token's log-ratio to a KL divergence: at a log-ratio of 24, the
+estimate would be 4.9e8, so one outlier among thousands of tokens would stop a sound training, or be all of a loss."""
 
 RatioLevel = Literal["token", "sequence_mean", "sequence"]
 Estimator = Literal["k1", "k2", "k3"]
@@ -145,10 +145,12 @@ def kl_to_old(logprob_S: torch.Tensor, old_logprob_S: torch.Tensor) -> torch.Ten
 def kl(logprob_S: torch.Tensor, reference_S: torch.Tensor, estimator: Estimator) -> torch.Tensor:
     """Return estimates of KL(policy || reference) on tokens that the policy sampled (Schulman, "Approximating KL
     divergence", 2020), with d = log(reference / policy): k1 = -d, unbiased; k2 = d² / 2, whose gradient is that of the
-    KL divergence; k3 = exp(d) - d - 1, unbiased and never negative (arXiv:2402.03300, eq. 4)."""
+    KL divergence; k3 = exp(d) - d - 1, unbiased and never negative (arXiv:2402.03300, eq. 4). Where the exponential
+    exceeds it (d > 2.1), k3 is `KL_LIMIT` and has no gradient."""
     difference_S = (reference_S - logprob_S).clamp(max=LOG_RATIO_LIMIT)
     if estimator == "k1":
         return -difference_S
     if estimator == "k2":
         return difference_S.square() / 2
-    return torch.exp(difference_S) - difference_S - 1
+    estimate_S = torch.exp(difference_S) - difference_S - 1
+    return torch.where(difference_S > 0, estimate_S.clamp(max=KL_LIMIT), estimate_S)
