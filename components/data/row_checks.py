@@ -1,8 +1,8 @@
 """Checks of one row: its messages and calls, its tokens, and its repetition of an earlier row.
 
-Tokens are those of the tokenizer and the chat template of the model that trains on the row. Most examples need one
-rendering of the template, because a text has at most as many tokens as bytes. Only an example near the limit is
-tokenized exactly as in training.
+Tokens are those of the tokenizer and the chat template of the model that trains on the row. Each response is rendered
+as training renders it, after its own prompt. Most examples need no tokens, because a text has at most as many tokens as
+bytes. Only an example near the limit is tokenized exactly as in training.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from components.data.fingerprints import Fingerprints, fingerprint
 from components.data.forms import FORMS
 from components.data.sources import rows
 from components.data.spec import DataSpec
-from components.errors import PromptRefused
+from components.errors import PromptRefused, ResourceError
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
 
@@ -39,19 +39,22 @@ class TokenChecks:
         for history in candidate.histories:
             messages = [to_openai(message) for message in history.messages]
             try:
-                text = self._chat.render(messages, tools, generate=False)
+                texts = [prompt + response for _, prompt, response in self._chat.responses(messages, tools)]
+                text = max(texts, key=len, default="")
                 size = len(text.encode(errors="surrogatepass"))
-                if size >= self._max_length or not self._lossless:
+                if size >= _CERTAIN * self._max_length or not self._lossless:
                     tokens = len(self._chat.encode(text))
                     if tokens > _CERTAIN * self._max_length:
-                        streams = self._chat.streams(messages, tools)
+                        streams = self._chat.streams(messages, tools, final=True)
                         tokens = max((len(stream.token_ids) for stream in streams), default=0)
                     if tokens > self._max_length:
                         raise RowProblem(f"{tokens} tokens; model.max_length is {self._max_length}", "too_long")
-            except PromptRefused as error:
+            except (PromptRefused, ResourceError) as error:
                 raise RowProblem(str(error)[:300], "tokenizer") from None
             for number, message in enumerate(history.messages):
-                self._check_text(number, message.role, message.content)
+                arguments = [call.arguments for call in message.tool_calls]
+                for part in (message.content, *arguments):
+                    self._check_text(number, message.role, part)
 
     def _check_text(self, number: int, role: str, text: str) -> None:
         if role == "assistant" and (token := self._chat.special_token(text)) is not None:

@@ -79,7 +79,11 @@ class ChatFormat:
             "|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)) or r"(?!)"
         )
         self._template = ChatTemplate(tokenizer)
-        self.end, self.end_id = self._end_of_turn()
+        closing, self.final_ids = self._end_of_turn()
+        *before, self.end = tokenizer.convert_ids_to_tokens(closing)
+        self.end_id = closing[-1]
+        self.closing = "".join(before)
+        """Special tokens of a response before `end`, such as Cohere's `<|END_RESPONSE|>`; empty for most templates."""
         self.native_tools = self._supports_tools()
         self.tool_role = "tool" if self.native_tools or self._renders(("user", "assistant", "tool")) else "user"
         self.system_role = self._renders(("system", "user"), which=0)
@@ -87,21 +91,31 @@ class ChatFormat:
         self.channel = self._response_channel()
         """Special tokens before a final response that the model samples itself; empty for most templates."""
 
-    def _end_of_turn(self) -> tuple[str, int]:
-        """Return text and id of the special token after an assistant message, from a rendered conversation. It may
-        differ from the tokenizer's end-of-sequence token."""
+    def _end_of_turn(self) -> tuple[list[int], list[int]]:
+        """Return the special tokens after an assistant message, from rendered conversations, and the tokens that only
+        the last message of a conversation has after them, such as Phi-3's `<|endoftext|>`. The last of the former is
+        the one with which a response ends; it may differ from the tokenizer's end-of-sequence token."""
+        name = self.tokenizer.name_or_path
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem"}]
         try:
-            tail = self._probe(talk).rpartition("stem")[2]
+            last, earlier = self._probe(talk), self._probe([*talk, talk[0]])
         except EngineError as error:
             raise ResourceError(f"{error}: a question and its answer; choose another model") from error
+        if "stem" not in last:
+            raise ResourceError(
+                f"the chat template of {name} does not render the content of an assistant message; expected a template "
+                "that reads content as text, not as a list of parts. Choose another model"
+            )
         special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
-        for token in self.encode(tail):
-            if token in special:
-                return self.tokenizer.convert_ids_to_tokens(token), token
-        raise ResourceError(
-            f"the chat template of {self.tokenizer.name_or_path} does not mark where an assistant message ends"
-        )
+        tail, common = (self.encode(text.rpartition("stem")[2]) for text in (last, earlier))
+        start = next((place for place, token in enumerate(tail) if token in special), None)
+        if start is None:
+            raise ResourceError(f"the chat template of {name} does not mark where an assistant message ends")
+        end = start + 1
+        while tail[: end + 1] == common[: end + 1] and end < len(tail) and tail[end] in special:
+            end += 1
+        eos = [place + 1 for place in range(end, len(tail)) if tail[place] == self.tokenizer.eos_token_id]
+        return tail[start:end], tail[end : max(eos, default=end)]
 
     def _supports_tools(self) -> bool:
         """Return True if the template renders tools and writes calls in the tagged form."""
@@ -209,30 +223,33 @@ class ChatFormat:
         if not _says(whole[len(head) : cut], messages[turn]):
             return None
         after = whole[cut + len(self.end) :]
-        return after if closed else self.end + after
+        return after if closed else self.closing + self.end + after
 
-    def streams(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[TokenStream]:
+    def streams(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, final: bool = False
+    ) -> list[TokenStream]:
         """Return the tokens of a demonstration, identical to those of a rollout with the same messages.
 
-        A template that is not prefix-stable gives several streams, each with the turns that it could extend.
+        A template that is not prefix-stable gives several streams, each with the turns that it could extend. final: a
+        last assistant message has the tokens that end a conversation (`final_ids`), which no rollout samples.
         """
         streams: list[TokenStream] = []
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         previous: int | None = None
-        for turn, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
+        for turn, prompt, text in self.responses(messages, tools):
             between: str | None = None
             if previous is not None:
                 between = self.continuation(messages[:turn], tools, previous, closed=True)
             if between is None:
                 if spans:
                     streams.append(TokenStream(ids, spans))
-                ids, spans = self.prompt_ids(messages[:turn], tools), []
+                ids, spans = self.encode(prompt), []
             else:
                 ids = ids + self.encode(between)
-            answer = self.encode(self._answer_text(messages, tools, turn))
+            answer = self.encode(text)
+            if final and turn == len(messages) - 1:
+                answer = answer + self.final_ids
             spans.append((len(ids), len(ids) + len(answer)))
             ids = ids + answer
             previous = turn
@@ -240,20 +257,34 @@ class ChatFormat:
             streams.append(TokenStream(ids, spans))
         return streams
 
-    def _answer_text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], turn: int) -> str:
-        """Return an assistant message as the model would write it. Raises ResourceError if the template renders it
-        differently from its generation prompt."""
-        alone = [{"role": "user", "content": "a"}]  # for templates that move the system message in later turns
-        for before, offered in ((messages[:turn], tools), (alone, [])):
-            head, whole = self._render([(before, True), ([*before, messages[turn]], False)], offered)
-            if whole.startswith(head):
-                body = whole[len(head) :]
-                cut = body.rfind(self.end)
-                return (body[:cut] if cut >= 0 else body) + self.end
-        raise ResourceError(
-            f"the chat template of {self.tokenizer.name_or_path} renders an assistant message differently from the "
-            "head that it gives for generation, so its exact tokens are unknown; choose another model"
-        )
+    def responses(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[tuple[int, str, str]]:
+        """Return number, prompt and text of each assistant message, the text as the model would write it. Raises
+        ResourceError if the template renders a message differently from its generation prompt."""
+        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        parts = [(messages[:turn], True) for turn in turns] + [(messages[: turn + 1], False) for turn in turns]
+        texts = self._render(parts, tools) if turns else []
+        responses = []
+        for turn, head, whole in zip(turns, texts[: len(turns)], texts[len(turns) :], strict=True):
+            body = self._body(head, whole)
+            if body is None:  # a template that moves the system message in later turns
+                alone = [{"role": "user", "content": "a"}]
+                body = self._body(*self._render([(alone, True), ([*alone, messages[turn]], False)], []))
+            if body is None:
+                raise ResourceError(
+                    f"the chat template of {self.tokenizer.name_or_path} renders the assistant message {turn} "
+                    "differently from the head that it gives for generation, so its exact tokens are unknown; correct "
+                    "the message, or choose another model"
+                )
+            responses.append((turn, head, body))
+        return responses
+
+    def _body(self, head: str, whole: str) -> str | None:
+        """Return the text of an assistant message with its end; None if it does not extend the prompt `head`."""
+        if not whole.startswith(head):
+            return None
+        body = whole[len(head) :]
+        cut = body.rfind(self.end)
+        return body[: cut if cut >= 0 else None] + self.end
 
     # Parsing
 
@@ -266,7 +297,8 @@ class ChatFormat:
         """Return the text of sampled tokens, without the end of the turn and earlier channels."""
         body = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
         text = str(self.tokenizer.decode(body, skip_special_tokens=False))
-        return text.rpartition(self.channel)[2] if self.channel else text
+        text = text.rpartition(self.channel)[2] if self.channel else text
+        return text.removesuffix(self.closing)
 
     def parse_text(self, text: str, turn: int) -> dict[str, Any]:
         """Return the assistant message of a text (`parse`)."""
@@ -286,6 +318,7 @@ class ChatFormat:
         """Return the part of a growing text with which the content of its message begins, however the text goes on."""
         if self.channel:
             return ""  # the text so far may belong to an earlier channel
+        text = text.partition(self.closing)[0] if self.closing else text
         return certain_text_tagged(text) if self.native_tools else certain_text_pythonic(text)
 
 

@@ -140,7 +140,7 @@ def count_rows(spec: ImportStage, inputs: Mapping[str, Artifact | None], context
 
 STAGE = Stage(
     "import",
-    2,
+    3,
     ImportStage,
     "dataset",
     SCHEMA_VERSION,

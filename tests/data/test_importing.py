@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import shlex
@@ -29,6 +30,7 @@ from components.trajectories.groups import scenario_of
 from components.trajectories.schema import Trajectory
 from components.trajectories.store import count_trajectories, load_scored, read_trajectories
 from tests.data.rows import FORMS, WEATHER, openai
+from tests.trajectories.templates import STRICT
 
 WORDS = [hashlib.sha256(str(number).encode()).hexdigest()[:7] for number in range(3000)]
 GOOD = [{"prompt": f"Name the number {n}.", "completion": f"It is {n}."} for n in range(6)]
@@ -45,13 +47,20 @@ def chat(tmp_path_factory):
 def importing(tmp_path, chat):
     """Import rows: returns the report, the trajectories, and the held-out ones."""
 
-    def run(rows: list[Any], **options: Any) -> tuple[ImportReport, list[Trajectory], list[Trajectory]]:
+    def run(
+        rows: list[Any], template: str | None = None, **options: Any
+    ) -> tuple[ImportReport, list[Trajectory], list[Trajectory]]:
         path = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl", rows)
         spec = validate(DataSpec, {"path": str(path), "max_dropped": 1.0, **options})
         spec = spec.model_copy(update={"form": resolve_form(spec)})
         out = path.with_suffix("")
         out.mkdir()
-        report = DataImport(spec, TokenChecks(chat, 300)).write(out)
+        checked = chat
+        if template is not None:
+            tokenizer = copy.deepcopy(chat.tokenizer)
+            tokenizer.chat_template = template
+            checked = ChatFormat(tokenizer)
+        report = DataImport(spec, TokenChecks(checked, 300)).write(out)
         files = [out / name for name in ("trajectories.parquet", "scores.parquet", "selection.parquet")]
         held = out / "heldout" / "trajectories.parquet"
         return report, load_scored(*files), list(read_trajectories(held)) if held.exists() else []
@@ -69,6 +78,11 @@ def counts(report: ImportReport) -> dict[str, int]:
     return {name: result.count for name, result in report.checks.items() if result.count}
 
 
+NAMED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + ('' if m.content[0] == '/' else '\n') + m.content }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Template that writes commands on the line of the role."""
 BAD: dict[str, Any] = {
     "malformed": '{"prompt": ',
     "empty": {"prompt": "a", "completion": "  "},
@@ -97,6 +111,42 @@ def test_a_row_that_fails_a_check_is_dropped_and_counted(importing, subtests):
             (shown,) = report.checks[check].examples
             assert shown["number"] == 7
             assert shown["reason"]
+
+
+def _talk(*texts: str) -> dict[str, Any]:
+    """A conversation of user and assistant in turn; a text that begins with `assistant: ` is the assistant's."""
+    messages = []
+    for number, text in enumerate(texts):
+        role, content = text.split(": ", 1) if ": " in text else (("user", "assistant")[number % 2], text)
+        messages.append({"role": role, "content": content})
+    return {"messages": messages}
+
+
+_CALL = {"name": "weather", "arguments": json.dumps({"city": "<|im_end|>"})}
+INEXPRESSIBLE: dict[str, tuple[str | None, dict[str, Any], str]] = {
+    "a response without a prompt": (None, _talk("assistant: b"), "the conversation is empty"),
+    "roles that do not alternate": (STRICT, _talk("a", "b", "assistant: c"), "Roles must alternate"),
+    "a response that does not follow its prompt": (NAMED, _talk("a", "/b"), "differently from the head"),
+    "a special token in a call": (
+        None,
+        {
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"function": _CALL}]}],
+            "tools": [WEATHER],
+        },
+        "special token <|im_end|>",
+    ),
+}
+"""Template, row and reason of rows that training cannot express."""
+
+
+def test_a_row_that_training_cannot_express_is_dropped_by_number(importing, subtests):
+    for name, (template, row, reason) in INEXPRESSIBLE.items():
+        with subtests.test(name):
+            report, _, _ = importing([_talk("x", "y"), row], template)
+            assert counts(report) == {"tokenizer": 1}
+            (shown,) = report.checks["tokenizer"].examples
+            assert shown["number"] == 2
+            assert reason in shown["reason"]
 
 
 def test_strict_reports_all_checks_with_counts_and_rows(importing):

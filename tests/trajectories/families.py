@@ -421,7 +421,11 @@ SCENARIO = Scenario("words", {}, "train")
 
 
 def chat_format(family: Family) -> ChatFormat:
-    """Its template over a tokenizer of bytes and a few pairs of them, so that a text has several tokenisations."""
+    return ChatFormat(tokenizer_of(family))
+
+
+def tokenizer_of(family: Family) -> Any:
+    """Its template with a tokenizer of bytes and a few pairs of them, so that a text has several tokenisations."""
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
@@ -435,9 +439,7 @@ def chat_format(family: Family) -> ChatFormat:
     tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in family.special])
     tokenizer.add_tokens([AddedToken(one, special=False, normalized=False) for one in family.added])
     named = {name: token for name, token in (("bos_token", family.bos), ("eos_token", family.eos)) if token}
-    return ChatFormat(
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=family.template, name_or_path="a", **named)
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=family.template, name_or_path="a", **named)
 
 
 class Questions:

@@ -100,7 +100,8 @@ def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: i
                 targets = [index for index, sampled in enumerate(history.sampled_mask()) if sampled]
                 rows.append(_row(list(history.token_ids), targets, trajectory, history.agent))
                 continue
-            streams = chat.streams([to_openai(message) for message in history.messages], tools_of(trajectory, history))
+            messages = [to_openai(message) for message in history.messages]
+            streams = chat.streams(messages, tools_of(trajectory, history), final=True)
             turns = iter([message.trained for message in history.messages if message.role == "assistant"])
             trained = [[span for span in stream.spans if next(turns)] for stream in streams]
             corrected = trajectory.policy == CORRECTION
