@@ -4,48 +4,85 @@ The heads that share a key-value head become additional queries of it: (B, H, Q,
 so that scaled dot-product attention reads the keys in place. The result equals repeating the keys G times, with 1/G of
 the memory traffic, which limits decoding speed on a CPU.
 
-Only standard attention with a mask is supported; models with other variants are rejected. `trie_attention` implements
-the mask of a prefix trie.
+The masks of layers with windows or chunks come from `masks`; `trie_attention` implements the mask of a prefix trie,
+`shared_attention` that of a decoding step. Capped scores (Gemma 2) and attention sinks (gpt-oss) are computed by their
+formulas; position biases are rejected.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError
+from components.models.layer_kinds import other_layers
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "espalier_grouped"
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Unsupported arguments that some models pass to attention: capped scores, sinks, position biases."""
+QUERIES = 256
+"""Number of queries whose scores are in memory at a time, for capped scores and sinks."""
 
 
 def register() -> str:
-    """Register the function with transformers; return the name for `attn_implementation`."""
+    """Register attention and masks with transformers; return the name for `attn_implementation`."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    from components.models import masks
+
     ALL_ATTENTION_FUNCTIONS.register(NAME, grouped_attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, masks.layer_mask)
     return NAME
 
 
-def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
-    """Return (attention output (B, Q, H, D), None). Raises ResourceError for unsupported arguments.
+def implementation(config: Any) -> str:
+    """Return transformers' own attention that computes a model with this configuration: scaled dot-product attention,
+    or eager attention where the former ignores or lacks a part of the model (capped scores, sinks)."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return "sdpa" if getattr(kind, "_supports_sdpa", False) and not capped else "eager"
+
+
+def grouped_attention(
+    module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, s_aux=None, **kwargs
+):
+    """Return (attention output (B, Q, H, D), None). Raises ResourceError for position biases.
 
     query: (B, H, Q, D). key, value: (B, H_kv, K, D). attention_mask: (B, 1, Q, K), True or 0 where attention is
-    allowed, or the result of `trie_attention.mask` or `shared_attention.shared_mask`.
+    allowed, or the result of `trie_attention.mask` or `shared_attention.SlotMask`. softcap: cap of the scores. s_aux:
+    (H,) scores of the sinks.
     """
     import torch
+    from torch.nn.attention.flex_attention import BlockMask
 
     from components.models import shared_attention, trie_attention
 
-    if extra := [name for name in _UNSUPPORTED if kwargs.get(name) is not None]:
-        raise ResourceError(f"{type(module).__name__} needs attention with {', '.join(extra)}, which is not supported")
-    if trie_attention.is_mask(attention_mask):
-        return trie_attention.attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
-    if isinstance(attention_mask, shared_attention.SharedMask):
-        return shared_attention.attend(query, key, value, attention_mask, scaling).transpose(1, 2), None
+    if kwargs.get("position_bias") is not None:
+        raise ResourceError(f"{type(module).__name__} needs attention with position_bias, which is not supported")
+    if isinstance(attention_mask, trie_attention.TrieMask | BlockMask):
+        out = trie_attention.attend(query, key, value, attention_mask, scaling, softcap, s_aux)
+        return out.transpose(1, 2).contiguous(), None
+    plain = softcap is None and s_aux is None
+    if isinstance(attention_mask, shared_attention.SlotMask):
+        if plain and attention_mask.shared is not None:
+            return shared_attention.attend(query, key, value, attention_mask.shared, scaling).transpose(1, 2), None
+        key, value = (tensor[:, :, attention_mask.start :] for tensor in (key, value))
+        attention_mask = attention_mask.dense
     batch, heads, length, dim = query.shape
     shared = key.shape[1]
     groups = heads // shared
+    if not plain:
+        scaling = dim**-0.5 if scaling is None else scaling
+        starts = range(0, length, QUERIES)
+        parts = [slice(start, start + QUERIES) for start in starts]
+        outs = [
+            _by_formula(query[:, :, part], key, value, attention_mask[:, :, part], scaling, softcap, s_aux)
+            for part in parts
+        ]
+        return torch.cat(outs, 2).transpose(1, 2).contiguous(), None
     if groups > 1:
         query = query.reshape(batch, shared, groups * length, dim)
         if length > 1:
@@ -53,24 +90,47 @@ def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, sc
     out = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )
-    return out.reshape(batch, heads, length, dim).transpose(1, 2).contiguous(), None
+    return out.reshape(batch, heads, length, out.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def _by_formula(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    cap: float | None,
+    sinks_H: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return softmax([scores, sink]) [v, 0], with scores cap · tanh(q k' scale / cap), (B, H, Q, D)."""
+    import torch
+
+    grouped = query.reshape(len(query), key.shape[1], -1, *query.shape[2:])
+    scores = (grouped @ key[:, :, None].mT).to(torch.promote_types(query.dtype, torch.float32)) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    mask = mask[:, :, None]
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if sinks_H is not None:
+        sinks = sinks_H.to(scores.dtype).view(1, key.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]]
+    return (weights.to(value.dtype) @ value[:, :, None]).flatten(1, 2)
 
 
 def refuse_inexact(config: Any, max_length: int, name: str) -> None:
-    """Raise ResourceError for models that custom masks and cached keys and values do not compute exactly, for sequences
-    of up to `max_length` tokens."""
-    kinds = set(getattr(config, "layer_types", None) or [])
-    window = getattr(config, "sliding_window", None)
+    """Raise ResourceError for models that cached keys and values do not compute exactly, for sequences of up to
+    `max_length` tokens."""
     rope = getattr(config, "rope_parameters", None) or {}
-    unsupported = sorted(kinds - {"full_attention", "sliding_attention"})
+    unsupported = other_layers(config)
     if not getattr(config, "num_attention_heads", None):
         unsupported.append("layers without attention")
     if getattr(config, "kv_lora_rank", None):
         unsupported.append("latent attention")
-    if getattr(config, "attn_logit_softcapping", None):
-        unsupported.append("capped attention scores")
-    if ("sliding_attention" in kinds or (not kinds and window)) and not (window and window >= max_length):
-        unsupported.append(f"a sliding window of {window} tokens (model.max_length is {max_length})")
+    if getattr(config, "num_kv_shared_layers", None):
+        unsupported.append("layers that share keys and values")
+    if getattr(config, "attn_temperature_tuning", None) and config.floor_scale < max_length:
+        unsupported.append(f"a temperature by position beyond {config.floor_scale} tokens")
     if rope.get("rope_type") == "longrope" and rope["original_max_position_embeddings"] < max_length:
         unsupported.append(f"positions that change beyond {rope['original_max_position_embeddings']} tokens")
     if unsupported:

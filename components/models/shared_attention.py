@@ -50,31 +50,40 @@ class Sharing:
     grown: int = 0
 
 
-class SharedMask(torch.Tensor):
-    """A dense mask (B, 1, 1, W), True where attention is allowed, with the partition that computes it. The result of
-    any operation on it is a plain mask, for standard attention."""
+@dataclass(frozen=True, eq=False)
+class SharedMask:
+    """Partition of the tokens that a decoding step attends to."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
     segments: list[tuple[torch.Tensor | None, Segment]]
     """Segments with the numbers of their rows; None means all rows."""
     runs: list[tuple[PrivateRun, torch.Tensor]]
     """Runs with the bias (rows, 1, 1, tokens) of their scores: 0 or -inf."""
 
 
-def shared_mask(mask_B11W: torch.Tensor, sharing: Sharing) -> SharedMask:
+@dataclass(frozen=True, eq=False)
+class SlotMask:
+    """Mask of a pass over cached keys and values, of which the first `start` tokens are not read."""
+
+    dense: torch.Tensor
+    """(B, 1, Q, K) bool mask of the tokens from `start` on, True where attention is allowed."""
+    start: int = 0
+    shared: SharedMask | None = None
+    """The same mask as a partition; None if each row is read by itself."""
+
+
+def shared_mask(mask_B11W: torch.Tensor, sharing: Sharing) -> SlotMask:
     """Return the mask of a decoding step with its partition."""
     rows = len(mask_B11W)
-    shared = mask_B11W.as_subclass(SharedMask)
-    shared.segments = [
+    segments = [
         (None if len(segment.rows) == rows else torch.tensor(segment.rows), segment) for segment in sharing.segments
     ]
     own_B11W = mask_B11W & (torch.arange(mask_B11W.shape[-1]) >= torch.tensor(sharing.private)[:, None, None, None])
-    shared.runs = []
+    runs = []
     for run in sharing.runs:
         run = PrivateRun(run.first, run.last, run.start, run.stop + sharing.grown)
         own = own_B11W[run.first : run.last, :, :, run.start : run.stop]
-        shared.runs.append((run, torch.zeros(own.shape).masked_fill_(~own, -math.inf)))
-    return shared
+        runs.append((run, torch.zeros(own.shape).masked_fill_(~own, -math.inf)))
+    return SlotMask(mask_B11W, shared=SharedMask(segments, runs))
 
 
 def attend(

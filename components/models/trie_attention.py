@@ -1,136 +1,296 @@
 """Attention over a prefix trie: each node attends to itself and its ancestors, and nothing else is computed.
 
 Nodes are in depth-first order: the descendants of node i follow it directly, up to ends[i]. Node j attends to node i if
-i <= j < ends[i]. The nodes between two branching points are a segment: a run of equal ends. A segment attends to itself
-causally, and all its descendants attend to it, which is one dense block without a mask. On a CPU, the flash kernel
-computes these blocks, which are combined by their log-sum-exps (arXiv:2112.05682); the gradient of a block is the
-kernel's, given the log-sum-exp of the whole row (arXiv:2205.14135, algorithm 4). On a GPU, FlexAttention with a block
-mask is used or, if it is not available, scaled dot-product attention with a dense mask.
+i <= j < ends[i] and the depth of i is within the reach of the layer (`masks.Reach`): all ancestors, those of a sliding
+window, or those of a chunk. The nodes between two branching points are a segment: a run of equal ends. A segment
+attends to itself causally, and all its descendants attend to it, which is one dense block without a mask. With a window
+segments are cut into pieces that attend to all of themselves, and a block has the descendants that are near enough. On
+a CPU, the flash kernel computes these blocks, which are combined by their log-sum-exps (arXiv:2112.05682); the gradient
+of a block is the kernel's, given the log-sum-exp of the whole row (arXiv:2205.14135, algorithm 4). Capped scores
+(Gemma 2), which the kernel does not know, take the formulas of a block. An attention sink (gpt-oss) is one more key of
+each row, with the value 0. On a GPU, FlexAttention with a block mask is used or, if it is not available, a dense mask.
 
-Legend: N nodes, H heads, K key-value heads, D head dimension.
+Legend: N nodes, H heads, K key-value heads, G = H / K heads of a key-value head, D head dimension.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+
+from components.models.masks import FULL, Paths, Reach, paths
 
 log = logging.getLogger(__name__)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-Block = tuple[int, int, int, int, bool]
-"""Start and end of the queries, start and end of the keys, and True for a causal block."""
+CAPPED_KEYS = 512
+"""Maximum number of keys of a block whose scores are in memory: those of capped attention."""
 
 
-def mask(ends_N: torch.Tensor) -> torch.Tensor | BlockMask:
-    """Return the attention mask to pass to a model, which passes it to `attend` in each layer. On a CPU: the ends,
-    (1, 1, 1, N) int64. On a GPU: a block mask, or (1, 1, N, N) bool."""
+@dataclass(frozen=True)
+class Block:
+    """Queries [first, last) that attend to keys [start, stop): a causal block, one with a mask `seen` (queries, keys),
+    or all of them."""
+
+    first: int
+    last: int
+    start: int
+    stop: int
+    causal: bool = False
+    seen: torch.Tensor | None = None
+
+    def bias(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the (queries, keys) bias of the scores, 0 or -inf; None if it is 0."""
+        if self.seen is None:
+            return None
+        return torch.zeros(self.seen.shape, dtype=dtype).masked_fill_(~self.seen, -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class TrieMask:
+    """Mask of a trie on a CPU, for layers with one reach."""
+
+    ends_N: torch.Tensor
+    depths_N: torch.Tensor
+    reach: Reach
+
+    @functools.cached_property
+    def blocks(self) -> list[Block]:
+        return blocks(self.ends_N, self.depths_N, self.reach)
+
+    @functools.cached_property
+    def small_blocks(self) -> list[Block]:
+        return blocks(self.ends_N, self.depths_N, self.reach, CAPPED_KEYS)
+
+
+def trie_paths(ends_N: torch.Tensor, depths_N: torch.Tensor) -> Paths:
+    """Return the attention of a trie, to pass to a model as its mask."""
+    return paths(lambda reach: mask(ends_N, depths_N, reach), 1, len(ends_N))
+
+
+def mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL) -> TrieMask | BlockMask | torch.Tensor:
+    """Return the mask for layers with this reach. On a GPU: a block mask, or a dense one."""
     if ends_N.device.type == "cpu":
-        return ends_N[None, None, None]
-    count = len(ends_N)
+        return TrieMask(ends_N, depths_N, reach)
     if flex_works():
-        return create_block_mask(visible(ends_N), None, None, count, count, device=str(ends_N.device))
-    return dense_mask(ends_N)
+        count = len(ends_N)
+        return create_block_mask(visible(ends_N, depths_N, reach), None, None, count, count, device=str(ends_N.device))
+    return dense_mask(ends_N, depths_N, reach)
 
 
-def dense_mask(ends_N: torch.Tensor) -> torch.Tensor:
+def dense_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL) -> torch.Tensor:
     """Return the (1, 1, N, N) bool mask, True where attention is allowed."""
     nodes_N = torch.arange(len(ends_N), device=ends_N.device)
-    return ((nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < ends_N))[None, None]
+    return visible(ends_N, depths_N, reach)(0, 0, nodes_N[:, None], nodes_N)[None, None]
 
 
-def visible(ends_N: torch.Tensor) -> Any:
+def visible(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL) -> Any:
     """Return the mask as a mask function of FlexAttention."""
+    first_N = reach.first(depths_N)
 
-    def rule(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def ancestor(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (key <= query) & (query < ends_N[key])
 
-    return rule
+    def near_ancestor(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (key <= query) & (query < ends_N[key]) & (depths_N[key] >= first_N[query])
 
-
-def is_mask(value: Any) -> bool:
-    """Return True for a mask of `mask` that `attend` handles; a dense mask is for standard attention."""
-    return isinstance(value, BlockMask) or (isinstance(value, torch.Tensor) and value.dtype == torch.int64)
+    return ancestor if reach == FULL else near_ancestor
 
 
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    trie_mask: torch.Tensor | BlockMask,
+    trie_mask: TrieMask | BlockMask,
     scale: float | None,
+    cap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention output (1, H, N, D) of query (1, H, N, D), key and value (1, K, N, D)."""
+    """Return the attention output (1, H, N, D) of query (1, H, N, D), key and value (1, K, N, D). cap: of the scores.
+    sinks_H: score of each head's attention sink."""
     if isinstance(trie_mask, BlockMask):
-        grouped = query.shape[1] != key.shape[1]
-        output = _compiled()(query, key, value, block_mask=trie_mask, scale=scale, enable_gqa=grouped)
-        assert isinstance(output, torch.Tensor)
-        return output
+        return _flex(query, key, value, trie_mask, scale, cap, sinks_H)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    out: torch.Tensor = _TrieAttention.apply(query, key, value, blocks(trie_mask[0, 0, 0]), scale)
+    parts = trie_mask.blocks if cap is None else trie_mask.small_blocks
+    out: torch.Tensor = _TrieAttention.apply(query, key, value, sinks_H, parts, scale, cap)
     return out
 
 
-def blocks(ends_N: torch.Tensor) -> list[Block]:
-    """Return the dense blocks of the attention."""
-    ends, counts = torch.unique_consecutive(ends_N, return_counts=True)
-    parts: list[Block] = []
+def _flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    block_mask: BlockMask,
+    scale: float | None,
+    cap: float | None,
+    sinks_H: torch.Tensor | None,
+) -> torch.Tensor:
+    options: dict[str, Any] = {} if cap is None else {"score_mod": capped(cap)}
+    if sinks_H is not None:
+        options["return_aux"] = AuxRequest(lse=True)
+    grouped = query.shape[1] != key.shape[1]
+    output = _compiled()(query, key, value, block_mask=block_mask, scale=scale, enable_gqa=grouped, **options)
+    if sinks_H is None:
+        assert isinstance(output, torch.Tensor)
+        return output
+    out, sums = output[0], output[1].lse
+    share = torch.sigmoid(sums - sinks_H[:, None].to(sums.dtype))  # of the keys in the softmax sum with the sink
+    return (out * share[..., None]).to(out.dtype)
+
+
+@functools.cache
+def capped(cap: float) -> Any:
+    """Return the score function of FlexAttention that caps scores: always the same one, so that it is compiled once."""
+
+    def rule(score: torch.Tensor, *_: Any) -> torch.Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return rule
+
+
+def blocks(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL, most: int | None = None) -> list[Block]:
+    """Return the blocks of the attention, the causal ones first; each pair of nodes is in at most one. most: maximum
+    number of keys of a block."""
+    first_N = reach.first(depths_N)
+    segments, counts = torch.unique_consecutive(ends_N, return_counts=True)
+    own: list[Block] = []
+    others: list[Block] = []
     start = 0
-    for end, count in zip(ends.tolist(), counts.tolist(), strict=True):
-        stop = start + count
-        parts.append((start, stop, start, stop, True))
-        if stop < end:
-            parts.append((stop, end, start, stop, False))
-        start = stop
-    return parts
-
-
-def _causal_first(block: Block) -> bool:
-    return not block[-1]
+    for end, count in zip(segments.tolist(), counts.tolist(), strict=True):
+        segment_stop = start + count
+        while start < segment_stop:
+            stop = start + int((first_N[start:segment_stop] <= depths_N[start]).sum())  # the last one attends to all
+            stop = min(stop, start + most) if most else stop
+            own.append(Block(start, stop, start, stop, causal=True))
+            near = first_N[stop:end] <= depths_N[stop - 1]
+            runs, lengths = torch.unique_consecutive(near, return_counts=True)
+            first = stop
+            for attends, length in zip(runs.tolist(), lengths.tolist(), strict=True):
+                last = first + length
+                if attends:
+                    bound_Q1 = first_N[first:last, None]
+                    seen = depths_N[start:stop] >= bound_Q1 if bound_Q1.max() > depths_N[start] else None
+                    others.append(Block(first, last, start, stop, seen=seen))
+                first = last
+            start = stop
+    return own + others
 
 
 class _TrieAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, parts: list[Block], scale: float
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks_H: torch.Tensor | None,
+        parts: list[Block],
+        scale: float,
+        cap: float | None,
     ) -> torch.Tensor:
         out = torch.empty_like(query)
-        sums = torch.empty(query.shape[:-1], dtype=torch.float32)
-        for first, last, start, stop, causal in sorted(parts, key=_causal_first):
-            q, k, v = query[:, :, first:last], key[:, :, start:stop], value[:, :, start:stop]
-            own, own_sums = _flash(q, k, v, 0.0, causal, scale=scale)
-            if not causal:  # combine with the blocks so far, weighted by the shares of the softmax sum
-                previous, previous_sums = out[:, :, first:last], sums[:, :, first:last]
+        sums = torch.empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
+        for part in parts:
+            queries, keys = slice(part.first, part.last), slice(part.start, part.stop)
+            own, own_sums = _block(query[:, :, queries], key[:, :, keys], value[:, :, keys], part, scale, cap)
+            if not part.causal:  # combine with the blocks so far, weighted by the shares of the softmax sum
+                previous, previous_sums = out[:, :, queries], sums[:, :, queries]
                 total_sums = torch.logaddexp(previous_sums, own_sums)
                 share = (own_sums - total_sums).exp()[..., None].to(own.dtype)
                 own, own_sums = torch.lerp(previous, own, share.expand_as(own)), total_sums
-            out[:, :, first:last], sums[:, :, first:last] = own, own_sums
-        ctx.save_for_backward(query, key, value, out, sums)
-        ctx.parts, ctx.scale = parts, scale
+            out[:, :, queries], sums[:, :, queries] = own, own_sums
+        if sinks_H is not None:
+            totals = torch.logaddexp(sums, sinks_H[:, None].to(sums.dtype))
+            out.mul_((sums - totals).exp()[..., None])
+            sums = totals
+        ctx.save_for_backward(query, key, value, sinks_H, out, sums)
+        ctx.parts, ctx.scale, ctx.cap = parts, scale, cap
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, out, sums = ctx.saved_tensors
+        query, key, value, sinks_H, out, sums = ctx.saved_tensors
         gradients = [torch.empty_like(tensor) for tensor in (query, key, value)]
-        for first, last, start, stop, causal in sorted(ctx.parts, key=_causal_first):
-            queries = (tensor[:, :, first:last] for tensor in (grads[0], query))
-            keys = (tensor[:, :, start:stop] for tensor in (key, value))
-            totals = (tensor[:, :, first:last] for tensor in (out, sums))
-            parts = _flash_backward(*queries, *keys, *totals, 0.0, causal, scale=ctx.scale)
-            places = slice(first, last), slice(start, stop), slice(start, stop)
-            for gradient, part, place in zip(gradients, parts, places, strict=True):
-                if causal:  # each node is in exactly one causal block, which comes first
-                    gradient[:, :, place] = part
+        for part in ctx.parts:
+            queries, keys = slice(part.first, part.last), slice(part.start, part.stop)
+            tensors = [tensor[:, :, queries] for tensor in (grads[0], query, out, sums)]
+            tensors += [tensor[:, :, keys] for tensor in (key, value)]
+            own = _block_backward(tensors, part, ctx.scale, ctx.cap)
+            for gradient, share, place in zip(gradients, own, (queries, keys, keys), strict=True):
+                if part.causal:  # each node is in exactly one causal block, which comes first
+                    gradient[:, :, place] = share
                 else:
-                    gradient[:, :, place] += part
-        return (*gradients, None, None)
+                    gradient[:, :, place] += share
+        sinks_gradient = None
+        if sinks_H is not None and ctx.needs_input_grad[3]:
+            mean = (grads[0] * out).sum(-1, dtype=sums.dtype)
+            shares = (sinks_H[:, None].to(sums.dtype) - sums).exp()
+            sinks_gradient = -(shares * mean).sum((0, 2)).to(sinks_H.dtype)
+        return (*gradients, sinks_gradient, None, None, None)
+
+
+def _block(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block: Block, scale: float, cap: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output and log-sum-exp of a block."""
+    if cap is None:
+        own: tuple[torch.Tensor, torch.Tensor] = _flash(
+            query, key, value, 0.0, block.causal, attn_mask=block.bias(query.dtype), scale=scale
+        )
+        return own
+    scores, _ = _capped_scores(query, key, block, scale, cap)
+    sums = scores.logsumexp(-1)
+    out = (scores - sums[..., None]).exp().to(value.dtype) @ value[:, :, None]
+    return out.flatten(1, 2), sums.flatten(1, 2)
+
+
+def _block_backward(
+    tensors: Sequence[torch.Tensor], block: Block, scale: float, cap: float | None
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of a block's query, key and value. tensors: the gradient of the output and the query of the
+    block, output and log-sum-exp of its whole rows, and key and value of the block."""
+    grad, query, out, sums, key, value = tensors
+    if cap is None:
+        bias = block.bias(query.dtype)
+        gradients: tuple[torch.Tensor, ...] = _flash_backward(
+            grad, query, key, value, out, sums, 0.0, block.causal, attn_mask=bias, scale=scale
+        )
+        return gradients
+    scores, slope = _capped_scores(query, key, block, scale, cap)
+    grouped = (1, key.shape[1], -1, *query.shape[2:])
+    weights = (scores - sums.view(grouped[:-1])[..., None]).exp()
+    query, out, grad = (tensor.reshape(grouped).to(weights.dtype) for tensor in (query, out, grad))
+    key, value = (tensor[:, :, None].to(weights.dtype) for tensor in (key, value))
+    scores_gradient = weights * (grad @ value.mT - (grad * out).sum(-1, keepdim=True)) * slope * scale
+    return (
+        (scores_gradient @ key).flatten(1, 2),
+        (scores_gradient.mT @ query).sum(2),
+        (weights.mT @ grad).sum(2),
+    )
+
+
+def _capped_scores(
+    query: torch.Tensor, key: torch.Tensor, block: Block, scale: float, cap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores cap · tanh(q k' scale / cap) of a block (arXiv:2408.00118, section 2), each (1, K, G, queries,
+    keys) in at least float32, and their derivative by q k' scale."""
+    grouped = query.reshape(1, key.shape[1], -1, *query.shape[2:])
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    ratio = torch.tanh((grouped @ key[:, :, None].mT).to(dtype) * scale / cap)
+    scores = cap * ratio
+    if block.causal:
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    elif block.seen is not None:
+        scores.masked_fill_(~block.seen, -torch.inf)
+    return scores, 1 - ratio * ratio
 
 
 @functools.cache
@@ -142,8 +302,8 @@ def flex_works() -> bool:
     try:
         with torch.inference_mode(False), torch.enable_grad():  # the first caller may compute without gradients
             query = torch.randn(1, 2, count, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-            ends_N = torch.full((count,), count, device="cuda")
-            block_mask = create_block_mask(visible(ends_N), None, None, count, count, device="cuda")
+            ends_N, depths_N = torch.full((count,), count, device="cuda"), torch.arange(count, device="cuda")
+            block_mask = create_block_mask(visible(ends_N, depths_N), None, None, count, count, device="cuda")
             _compiled()(query, query[:, :1], query[:, :1], block_mask=block_mask, enable_gqa=True).sum().backward()
     except Exception as error:  # noqa: BLE001  no compiler or no kernel for this GPU: the fallback is slower, not wrong
         log.warning("FlexAttention cannot be used, attention takes a dense mask: %s", error)

@@ -27,6 +27,7 @@ from components.artifacts.keys import file_digest
 from components.errors import ResourceError
 from components.json_text import read_json
 from components.models import packaged, quantized, random_weights
+from components.models.attention import implementation
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.folder_limits import building, check_config, check_tokenizer
 from components.models.spec import ModelSpec
@@ -141,7 +142,7 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
         model = AutoModelForCausalLM.from_pretrained(
             base_dir,
             dtype=getattr(torch, dtype),
-            attn_implementation="sdpa",
+            attn_implementation=implementation(model_config(Path(base_dir))),
             use_safetensors=True,
             trust_remote_code=False,
         )

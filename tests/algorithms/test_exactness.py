@@ -41,15 +41,6 @@ def save(folder, config, factor: float = 5) -> ModelSpec:
     return ModelSpec(name="some", source="random", device="cpu", max_length=32)
 
 
-WINDOW = transformers.MistralConfig(**SMALL, sliding_window=6)
-CAPPED = transformers.Gemma2Config(
-    **SMALL,
-    attn_logit_softcapping=0.5,
-    final_logit_softcapping=2.0,
-    sliding_window=64,
-    query_pre_attn_scalar=8,
-    attn_implementation="eager",
-)
 RECURRENT = transformers.Qwen3NextConfig(
     **SMALL,
     layer_types=["linear_attention", "full_attention"],
@@ -59,29 +50,95 @@ RECURRENT = transformers.Qwen3NextConfig(
     linear_value_head_dim=8,
     num_experts=0,
 )
+TEMPERATURE = transformers.Llama4TextConfig(
+    **SMALL, attn_temperature_tuning=True, floor_scale=4, no_rope_layers=[1, 0], moe_layers=[]
+)
 GIVEN = [
     TokenSequence([5, 6, 7, 8, *end], [5, 7, 9, 11], weight=weight)
     for weight, end in ((1.0, range(9, 18)), (-0.5, range(10, 19)), (0.7, [9, 10, 30, 31, 32, 33, 34, 35, 36]))
 ]
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma"])
-def test_families_of_full_attention_are_computed_as_tries(tmp_path, family, caplog):
-    config = getattr(transformers, f"{family}Config")(**SMALL)
-    policy = Policy(tmp_path, save(tmp_path, config), seed=0)
-    assert policy._layout is packing.trie_layout
+WINDOW = {"sliding_window": 6}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FAMILIES = {
+    "Llama": {},
+    "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "Gemma": {},
+    "Gemma2": WINDOW | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+    "Gemma3Text": WINDOW | MIXED,
+    "Mistral": WINDOW,
+    "Mixtral": WINDOW | EXPERTS,
+    "Qwen2": WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
+    "Qwen3": {},
+    "GptOss": WINDOW | EXPERTS | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "Phi3": WINDOW,
+    "Olmo3": WINDOW | MIXED,
+    "Cohere2": WINDOW | MIXED,
+    "Exaone4": WINDOW | MIXED,
+    "Glm": {},
+    "Glm4": {},
+    "SmolLM3": {"no_rope_layers": [1, 0]},
+    "Llama4Text": {"moe_layers": []}
+    | {"attention_chunk_size": 6, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
+    | {"attn_temperature_tuning": False, "intermediate_size_mlp": 48},
+}
+LONG = [
+    TokenSequence([5, 6, 7, 8, *end], range(3, 4 + len(end)), weight=weight)
+    for weight, end in ((1.0, range(9, 25)), (-0.5, range(10, 30)), (0.7, [*range(9, 16), *range(40, 48)]))
+]
+"""Sequences longer than the windows, which branch within and beyond them."""
+
+
+def family(name: str) -> transformers.PreTrainedConfig:
+    return getattr(transformers, f"{name}Config")(
+        **SMALL, pad_token_id=0, bos_token_id=1, eos_token_id=2, **FAMILIES[name]
+    )
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")  # PEFT, of GPT-2's transposed layers
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT, of experts
+def test_families_are_computed_as_tries_exactly(tmp_path, caplog):
+    """Log-probabilities and gradients in float64 are those of transformers' eager attention, each sequence by itself.
+    Some norms and angles are computed in float32."""
+    for name in FAMILIES:
+        policy = Policy(tmp_path / name, save(tmp_path / name, family(name), factor=3), seed=0)
+        assert policy._layout is packing.trie_layout, (name, caplog.text)
+        policy.model.double()
+        if hasattr(policy.base, "set_experts_implementation"):
+            policy.base.set_experts_implementation("eager")
+        (packed,) = pack(LONG, 100)
+        logprob_S, _ = policy.logprobs(packed, Cut())
+        (logprob_S * packed.weight_S).sum().backward()
+        actual = {name: parameter.grad for name, parameter in policy.parameters.items()}
+        policy.model.zero_grad()
+        policy.base.set_attn_implementation("eager")
+        alone_S = backward_alone(policy, LONG)
+        assert (logprob_S - alone_S).abs().max() < 1e-5, name
+        expected = {name: parameter.grad for name, parameter in policy.parameters.items()}
+        assert relative_difference(actual, expected) < 1e-5, name
     assert not caplog.records
+
+
+def backward_alone(policy: Policy, sequences: list[TokenSequence]) -> torch.Tensor:
+    """Add the gradient of the weighted log-probabilities of sequences by themselves. Return the (S,) log-probabilities
+    of their targets."""
+    alone = []
+    for sequence in sequences:
+        token_ids_T = torch.tensor(sequence.token_ids)
+        logps_TV = policy.model(input_ids=token_ids_T[None]).logits[0].float().log_softmax(-1)
+        own_S = torch.stack([logps_TV[target - 1, token_ids_T[target]] for target in sequence.targets])
+        (own_S.sum() * sequence.weight).backward()
+        alone.append(own_S.detach())
+    return torch.cat(alone)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT, of experts that this model does not have
 @pytest.mark.parametrize(
     ("config", "why"),
-    [
-        (WINDOW, "attend to only 6 tokens back, and model.max_length is 32"),
-        (CAPPED, "softcap"),
-        (RECURRENT, "GatedDeltaNet"),
-    ],
-    ids=["window", "capped", "recurrent"],
+    [(TEMPERATURE, "whose temperature depends on the place of a token in its row"), (RECURRENT, "GatedDeltaNet")],
+    ids=["temperature", "recurrent"],
 )
 def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why, caplog):
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)
@@ -94,14 +151,8 @@ def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why
     (logprob_S * packed.weight_S).sum().backward()
     actual = {name: parameter.grad for name, parameter in policy.parameters.items()}
     policy.model.zero_grad()
-    alone = []
-    for sequence in GIVEN:
-        token_ids_T = torch.tensor(sequence.token_ids)
-        logps_TV = policy.model(input_ids=token_ids_T[None]).logits[0].float().log_softmax(-1)
-        own_S = torch.stack([logps_TV[target - 1, token_ids_T[target]] for target in sequence.targets])
-        (own_S.sum() * sequence.weight).backward()
-        alone.append(own_S.detach())
-    torch.testing.assert_close(logprob_S.detach(), torch.cat(alone), atol=2e-5, rtol=1e-5)
+    alone_S = backward_alone(policy, GIVEN)
+    torch.testing.assert_close(logprob_S.detach(), alone_S, atol=2e-5, rtol=1e-5)
     assert relative_difference(actual, {name: parameter.grad for name, parameter in policy.parameters.items()}) <= 1e-4
 
 
@@ -118,7 +169,7 @@ def test_rounding_in_bfloat16_is_no_other_attention(tmp_path, family, caplog):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT, of experts that this model does not have
-@pytest.mark.parametrize("config", [CAPPED, RECURRENT], ids=["capped", "recurrent"])
+@pytest.mark.parametrize("config", [TEMPERATURE, RECURRENT], ids=["temperature", "recurrent"])
 def test_other_attention_shows_in_bfloat16_too(tmp_path, config, caplog):
     assert Policy(tmp_path, save(tmp_path, config).model_copy(update={"dtype": "bfloat16"}), seed=0).padded
     assert "is trained on padded batches" in caplog.text
@@ -147,8 +198,9 @@ def test_a_trained_model_in_bfloat16_shares_prefixes(tmp_path_factory, caplog):
     assert not caplog.records
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT, of experts that this model does not have
 def test_the_budget_and_the_count_are_those_of_the_padded_rows(tmp_path):
-    policy = Policy(tmp_path, save(tmp_path, WINDOW).model_copy(update={"max_length": 64}), seed=0)
+    policy = Policy(tmp_path, save(tmp_path, RECURRENT).model_copy(update={"max_length": 64}), seed=0)
     trajectories = batch(groups=3, size=4)
     for trajectory in trajectories:
         trajectory.histories[0].token_ids = [token % 47 + 3 for token in trajectory.histories[0].token_ids]
@@ -220,8 +272,3 @@ def test_what_a_config_says_of_logits_is_believed_where_the_model_does_it(tmp_pa
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", shifted)
     assert Policy(tmp_path, spec, seed=0)._logit_transform is None
-
-
-def test_a_window_as_long_as_the_longest_sequence_is_no_window(tmp_path):
-    spec = save(tmp_path, transformers.MistralConfig(**SMALL, sliding_window=16))
-    assert Policy(tmp_path, spec.model_copy(update={"max_length": 16}), seed=0)._layout is packing.trie_layout

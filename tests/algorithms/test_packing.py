@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.errors import ArtifactError
 from components.models import trie_attention
 from components.models.distribution import Cut
+from components.models.masks import FULL, Reach
 from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, relative_difference, trainable
 
 
@@ -161,14 +162,21 @@ def test_what_shares_most_is_packed_together():
 
 
 @settings(deadline=None)
-@given(sequences(), st.integers(1, 40))
-def test_the_blocks_of_attention_are_the_mask(given, most):
-    for packed in pack(given, most):
+@given(sequences(), st.integers(1, 40), st.integers(1, 12), st.booleans(), st.sampled_from([None, 1, 3]))
+def test_the_blocks_of_attention_are_the_mask(given, most, size, chunked, keys):
+    for packed, reach in product(pack(given, most), (FULL, Reach(size, chunked))):
         seen_NN = torch.zeros(len(packed.ends_N), len(packed.ends_N), dtype=torch.long)
-        for first, last, start, stop, causal in trie_attention.blocks(packed.ends_N):
-            block = torch.ones(last - first, stop - start, dtype=torch.long)
-            seen_NN[first:last, start:stop] += block.tril() if causal else block
-        assert torch.equal(seen_NN, mask(packed).long())  # each pair of nodes once
+        for part in trie_attention.blocks(packed.ends_N, packed.positions_N, reach, keys):
+            block = torch.ones(part.last - part.first, part.stop - part.start, dtype=torch.long)
+            block = block if part.seen is None else part.seen.long()
+            assert block.any(-1).all()
+            seen_NN[part.first : part.last, part.start : part.stop] += block.tril() if part.causal else block
+        distance_NN = packed.positions_N[:, None] - packed.positions_N
+        near_NN = distance_NN < size
+        if chunked:
+            near_NN = packed.positions_N[:, None] // size == packed.positions_N // size
+        # each pair of nodes once
+        assert torch.equal(seen_NN, (mask(packed) & (near_NN if reach != FULL else True)).long())
 
 
 def test_nothing_to_learn_gives_no_pack():

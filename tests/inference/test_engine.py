@@ -368,13 +368,23 @@ def test_arguments_that_are_no_json_are_an_engine_error(engine):
         chat(engine, request)
 
 
+ALTERNATING = ["sliding_attention", "full_attention"]
 CONFIGS = {
     "qwen2": {"num_key_value_heads": 2},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 24},
-    "mistral": {"num_key_value_heads": 1, "sliding_window": None},
+    "mistral": {"num_key_value_heads": 1, "sliding_window": 24},
     "gpt2": {},
     "olmo2": {"num_key_value_heads": 4},
     "gemma": {"num_key_value_heads": 1, "head_dim": 32},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 24}
+    | {"attn_logit_softcapping": 0.02, "query_pre_attn_scalar": 1},
+    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 24, "layer_types": ALTERNATING},
+    "gpt_oss": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 24, "num_local_experts": 2}
+    | {"num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "glm": {"num_key_value_heads": 2, "head_dim": 16},
+    "smollm3": {"num_key_value_heads": 2, "no_rope_layers": [1, 0]},
+    "llama4_text": {"num_key_value_heads": 2, "head_dim": 16, "attention_chunk_size": 24, "num_local_experts": 2}
+    | {"intermediate_size_mlp": 64, "layer_types": ["chunked_attention", "full_attention"]},
 }
 
 
@@ -398,13 +408,18 @@ def random_model(family: str, base_dir: Path, tmp_path: Path) -> Path:
         **CONFIGS[family],
     )
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(folder)
     return folder
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_other_families_are_exact_too(family, base_dir, make_engine, tmp_path):
-    """Biases, norms on queries and keys, other head sizes, no shared heads."""
+    """Biases, norms on queries and keys, other head sizes, no shared heads, windows and chunks shorter than the
+    conversation, capped scores, sinks, partial rotary angles, layers without positions."""
     from components.models.weights import load_model
 
     folder = random_model(family, base_dir, tmp_path)

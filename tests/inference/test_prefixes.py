@@ -161,7 +161,12 @@ def test_an_adapter_is_exact_too(sharing_engine, adapter_dir, base_dir):
         assert_exact(adapted, answer)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+LAYERS = dict.fromkeys(CONFIGS, 2) | {"gemma3_text": 1, "llama4_text": 1}
+"""Layers of each family that read shared prefixes once: those without a window, capped scores and sinks."""
+del LAYERS["mistral"], LAYERS["gemma2"], LAYERS["gpt_oss"]
+
+
+@pytest.mark.parametrize("family", LAYERS)
 def test_other_families_are_exact_too(family, base_dir, sharing_engine, tmp_path):
     """The shared path is used by each, which a mask that a model changes would prevent."""
     from components.models import shared_attention
@@ -173,7 +178,7 @@ def test_other_families_are_exact_too(family, base_dir, sharing_engine, tmp_path
         answers = chat(sharing_engine(folder), *group(3, TEXTS[:3]))
     finally:
         shared_attention.attend = original
-    assert len(calls) == 2 * len([step for step in sharing_engine.steps if step is not None]) > 0
+    assert len(calls) == LAYERS[family] * len([step for step in sharing_engine.steps if step is not None]) > 0
     plain = load_model(folder)
     for answer in answers:
         assert_exact(plain, answer)

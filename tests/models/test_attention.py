@@ -11,6 +11,7 @@ import torch
 from components.errors import ResourceError
 from components.models import trie_attention
 from components.models.attention import grouped_attention, refuse_inexact
+from components.models.masks import FULL, Reach
 from components.models.shared_attention import PrivateRun, Segment, Sharing, shared_mask
 
 
@@ -46,10 +47,9 @@ def test_it_is_the_formula():
 
 def test_attention_that_needs_more_is_refused():
     tensor = torch.zeros(1, 1, 1, 4)
-    for extra in ("softcap", "s_aux", "position_bias"):
-        with pytest.raises(ResourceError, match=f"Module needs attention with {extra}"):
-            grouped_attention(torch.nn.Module(), tensor, tensor, tensor, tensor.bool(), **{extra: 1.0})
-        grouped_attention(torch.nn.Module(), tensor, tensor, tensor, torch.ones(1, 1, 1, 1).bool(), **{extra: None})
+    with pytest.raises(ResourceError, match="Module needs attention with position_bias"):
+        grouped_attention(torch.nn.Module(), tensor, tensor, tensor, tensor.bool(), position_bias=1.0)
+    grouped_attention(torch.nn.Module(), tensor, tensor, tensor, torch.ones(1, 1, 1, 1).bool(), position_bias=None)
 
 
 def config(family: str, **options):
@@ -65,10 +65,9 @@ LONG = {
     "long_factor": [2.0] * 48,
 }
 REFUSED = {
-    "mistral": ({"sliding_window": 1000}, "a sliding window of 1000 tokens"),
-    "qwen2": ({"use_sliding_window": True, "sliding_window": 1000, "max_window_layers": 0}, "a sliding window of 1000"),
-    "gemma2": ({"sliding_window": 4096}, "capped attention scores"),
-    "gpt_oss": ({"sliding_window": 128}, "a sliding window of 128 tokens"),
+    "qwen3_next": ({}, "linear_attention"),
+    "gemma3n_text": ({}, "layers that share keys and values"),
+    "llama4_text": ({"floor_scale": 1024}, "a temperature by position beyond 1024 tokens"),
     "deepseek_v3": ({}, "latent attention"),
     "mamba": ({}, "layers without attention"),
     "phi3": (
@@ -80,7 +79,10 @@ TAKEN = {
     "llama": {},
     "qwen3": {},
     "gpt2": {},
-    "mistral": {"sliding_window": 2048},
+    "mistral": {"sliding_window": 1000},
+    "gemma2": {},
+    "gpt_oss": {},
+    "llama4_text": {},
     "phi3": {"rope_parameters": LONG, "original_max_position_embeddings": 4096, "sliding_window": 4096},
     "smollm3": {},
 }
@@ -97,35 +99,58 @@ def test_models_that_are_right_are_taken():
         refuse_inexact(config(family, **options), 2048, "some-model")
 
 
-def test_attention_of_a_trie_and_its_gradient_are_those_of_a_dense_mask():
-    torch.manual_seed(0)
-    ends_N = torch.tensor([9, 9, 5, 5, 5, 8, 7, 8, 9, 12, 12, 12])  # two trees; in the first, branches at two depths
-    nodes_N = torch.arange(len(ends_N))
-    mask_NN = (nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < ends_N)
-    query, key, value = (torch.randn(1, heads, 12, 16, requires_grad=True) for heads in (6, 2, 2))
-    seen = torch.randn(1, 12, 6, 16)
-    results = []
-    for mask in (trie_attention.mask(ends_N), mask_NN[None, None]):
-        out, _ = grouped_attention(torch.nn.Module(), query, key, value, mask, scaling=0.3)
-        results.append((out, *torch.autograd.grad(out, (query, key, value), seen)))
-    for ours, dense in zip(*results, strict=True):
-        torch.testing.assert_close(ours, dense, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(
-        results[0][0].double(), formula(query, key, value, mask_NN[None, None], 0.3), atol=1e-5, rtol=1e-5
-    )
+ENDS_N = torch.tensor([9, 9, 5, 5, 5, 8, 7, 8, 9, 12, 12, 12])
+"""Two trees; in the first, branches at two depths."""
+DEPTHS_N = torch.tensor([0, 1, 2, 3, 4, 2, 3, 3, 2, 0, 1, 2])
+REACHES = [FULL, Reach(1), Reach(2), Reach(3), Reach(2, chunked=True), Reach(3, chunked=True)]
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+@pytest.mark.parametrize("extra", [{}, {"softcap": 0.7}, {"s_aux": 1}, {"softcap": 0.7, "s_aux": 1}], ids=str)
+def test_attention_of_a_trie_and_its_gradient_are_those_of_a_dense_mask(reach, extra, monkeypatch):
+    monkeypatch.setattr(trie_attention, "CAPPED_KEYS", 2)
+    generator = torch.Generator().manual_seed(0)
+    nodes_N = torch.arange(len(ENDS_N))
+    mask_NN = (nodes_N <= nodes_N[:, None]) & (nodes_N[:, None] < ENDS_N)
+    lowest_N = {1: DEPTHS_N // (reach.size or 99) * (reach.size or 99), 0: DEPTHS_N - (reach.size or 99) + 1}
+    mask_NN &= lowest_N[reach.chunked][:, None] <= DEPTHS_N
+    options = {"dtype": torch.float64, "generator": generator, "requires_grad": True}
+    query, key, value = inputs = [torch.randn(1, heads, 12, 16, **options) for heads in (6, 2, 2)]
+    if "s_aux" in extra:
+        inputs.append(torch.randn(6, **options))
+        extra = extra | {"s_aux": inputs[-1]}
+    seen = torch.randn(1, 12, 6, 16, dtype=torch.float64, generator=generator)
+    scores = (query @ key.repeat_interleave(3, 1).mT) * 0.3
+    if "softcap" in extra:
+        scores = extra["softcap"] * torch.tanh(scores / extra["softcap"])
+    exponentials = scores.exp() * mask_NN
+    total = exponentials.sum(-1, keepdim=True)
+    if "s_aux" in extra:
+        total = total + inputs[-1].exp()[:, None, None]
+    expected = ((exponentials / total) @ value.repeat_interleave(3, 1)).transpose(1, 2)
+    expected_gradients = torch.autograd.grad(expected, inputs, seen)
+    for mask in (trie_attention.mask(ENDS_N, DEPTHS_N, reach), trie_attention.dense_mask(ENDS_N, DEPTHS_N, reach)):
+        out, _ = grouped_attention(torch.nn.Module(), query, key, value, mask, scaling=0.3, **extra)
+        for ours, dense in zip(
+            (out, *torch.autograd.grad(out, inputs, seen)), (expected, *expected_gradients), strict=True
+        ):
+            torch.testing.assert_close(ours, dense, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_the_block_mask_of_a_gpu_is_the_same():
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_the_block_mask_of_a_gpu_is_the_same(reach):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     torch.manual_seed(0)
-    ends_N = torch.tensor([9, 9, 5, 5, 5, 8, 7, 8, 9, 12, 12, 12])
     query, key, value = (torch.randn(1, heads, 12, 16) for heads in (6, 2, 2))
-    block_mask = create_block_mask(trie_attention.visible(ends_N), None, None, 12, 12, device="cpu")
-    output = flex_attention(query, key, value, block_mask=block_mask, scale=0.3, enable_gqa=True)
-    ours = trie_attention.attend(query, key, value, trie_attention.mask(ends_N), 0.3)
-    torch.testing.assert_close(output, ours, atol=2e-6, rtol=1e-5)
+    rule = trie_attention.visible(ENDS_N, DEPTHS_N, reach)
+    block_mask = create_block_mask(rule, None, None, 12, 12, device="cpu")
+    for cap in (None, 0.7):
+        options = {} if cap is None else {"score_mod": trie_attention.capped(cap)}
+        output = flex_attention(query, key, value, block_mask=block_mask, scale=0.3, enable_gqa=True, **options)
+        ours = trie_attention.attend(query, key, value, trie_attention.mask(ENDS_N, DEPTHS_N, reach), 0.3, cap)
+        torch.testing.assert_close(output, ours, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("heads", "shared"), HEADS)
@@ -146,10 +171,3 @@ def test_attention_over_shared_prefixes_is_the_formula(heads, shared):
     output, _ = grouped_attention(torch.nn.Module(), query, key, value, shared_mask(mask, sharing), scaling=0.3)
     expected = formula(query, key, value, mask, 0.3)
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_mask_that_a_model_changes_is_for_standard_attention():
-    mask = torch.ones(2, 1, 1, 3, dtype=torch.bool)
-    sharing = Sharing((Segment((0, 1), 0, 2),), (2, 2), (PrivateRun(0, 2, 2, 3),))
-    assert type(shared_mask(mask, sharing) & mask) is torch.Tensor
-    assert type(shared_mask(mask, sharing)[:1]) is torch.Tensor

@@ -1,11 +1,10 @@
 """Selection of models that packs compute exactly. Other models are trained on padded rows, with a warning in the log.
 
 A pack states by its mask which token attends to which, and by its positions how far apart they are. A model that
-depends on anything else (sliding windows, recurrent states, distance biases, capped attention scores) would silently
-compute another distribution than the one that was sampled. Windows and layers with a state are known by their kind.
-Everything else is detected by a probe: two sequences, computed separately with the attention of transformers and
-together in a pack. The probe computes in float32, whatever the model's dtype: in half precision, the rounding of a
-correct result is as large as the error of a wrong one.
+depends on anything else (recurrent states, distance biases) would silently compute another distribution than the one
+that was sampled. Layers with a state are known by their kind. Everything else is detected by a probe: two sequences,
+computed separately with the eager attention of transformers and together in a pack. The probe computes in float32,
+whatever the model's dtype: in half precision, the rounding of a correct result is as large as the error of a wrong one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from components.algorithms.policy.logits import LogitTransform, candidate_transforms
+from components.algorithms.policy.logits import LogitTransform, candidate_transforms, decoder
 from components.algorithms.policy.packing import LayoutFunction, Pack, TokenSequence, pack, padded_layout, trie_layout
 from components.errors import ResourceError
 from components.models import attention
@@ -59,8 +58,9 @@ def choose(policy: PackedPolicy, max_length: int) -> tuple[LayoutFunction, Logit
     _refuse_changing_positions(model, max_length)
     original_attention, sequences = model.config._attn_implementation, probe_sequences(model, max_length)
     with widened(model):
+        model.set_attn_implementation("eager")  # the formula of the model's authors
         alone_S = separate_logprobs(model, sequences)
-        problem = _state(model) or _window(model, max_length)
+        problem = _state(model) or _counted_places(model)
         if problem is None:
             model.set_attn_implementation(attention.register())
             policy._layout = trie_layout
@@ -84,7 +84,7 @@ def _logit_transform(policy: PackedPolicy, sequences: Sequence[TokenSequence]) -
     rounding. Return None if no candidate does, or if the head reads something other than the last hidden states."""
     model, states, head_calls = policy.model, [], []
     hooks = [
-        model.base_model.register_forward_hook(lambda *call: states.append(call[-1].last_hidden_state)),
+        decoder(model).register_forward_hook(lambda *call: states.append(call[-1].last_hidden_state)),
         model.get_output_embeddings().register_forward_hook(
             lambda _, inputs, logits: head_calls.append((*inputs, logits))
         ),
@@ -131,14 +131,12 @@ def _state(model: PreTrainedModel) -> str | None:
     return f"its layers {', '.join(names)} read all preceding tokens of a row, whatever the mask says"
 
 
-def _window(model: PreTrainedModel, max_length: int) -> str | None:
-    """Return the problem if a layer of the model attends to fewer than `max_length` tokens back, else None."""
-    config = model.config.get_text_config()
-    sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    shortest = min((size for size in sizes if size), default=max_length)
-    if shortest >= max_length:
+def _counted_places(model: PreTrainedModel) -> str | None:
+    """Return the problem if a layer depends on the place of a token in its row, which is not its position in a pack,
+    else None. Short sequences do not show it."""
+    if not getattr(model.config.get_text_config(), "attn_temperature_tuning", None):
         return None
-    return f"it has layers that attend to only {shortest} tokens back, and model.max_length is {max_length}"
+    return "it has layers whose temperature depends on the place of a token in its row (attn_temperature_tuning)"
 
 
 def probe_sequences(model: PreTrainedModel, max_length: int) -> list[TokenSequence]:

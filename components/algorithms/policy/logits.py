@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 LogitTransform = Callable[[torch.Tensor], torch.Tensor]
 
@@ -38,6 +38,12 @@ class LogitHead:
     def adapted(self) -> bool:
         """Return True if the head has a PEFT adapter."""
         return hasattr(self.linear, "lora_A")
+
+
+def decoder(model: PreTrainedModel) -> Any:
+    """Return the part of a causal language model that computes its hidden states."""
+    body = model.base_model
+    return body if body is not model else model.model  # Llama 4 names its part otherwise than its class says
 
 
 def candidate_transforms(config: PreTrainedConfig) -> Iterator[LogitTransform]:

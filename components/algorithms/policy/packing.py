@@ -9,7 +9,8 @@ For models that depend on more than mask and positions, packs are computed as on
 longest (`padded_layout`): their size is counted in padded rows, and they contain sequences of similar length.
 
 Nodes are laid out depth first, in the order of the sorted sequences: the descendants of a node follow it directly, up
-to its end. So one number per node defines the attention mask: j attends to i if i <= j < end(i).
+to its end. So one number per node defines the attention mask: j attends to i if i <= j < end(i). In layers with sliding
+windows or chunks, the depth of i is bounded too.
 
 Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sampled tokens; B rows and T positions of
 padded rows.
@@ -322,7 +323,7 @@ def trie_layout(pack: Pack) -> Layout:
     inputs = {
         "input_ids": pack.token_ids_N[None],
         "position_ids": pack.positions_N[None],
-        "attention_mask": trie_attention.mask(pack.ends_N),
+        "attention_mask": trie_attention.trie_paths(pack.ends_N, pack.positions_N),
         "use_cache": False,
     }
     return Layout(inputs, torch.zeros_like(pack.predicting_U), pack.predicting_U)

@@ -20,7 +20,7 @@ from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import exactness, sharded
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
-from components.algorithms.policy.logits import LogitHead, identity
+from components.algorithms.policy.logits import LogitHead, decoder, identity
 from components.algorithms.policy.packing import Layout, Pack, padded_layout
 from components.algorithms.policy.role_adapters import RoleAdapters
 from components.compute.spec import Strategy
@@ -46,7 +46,7 @@ class Policy:
     """Policy on the model in the local folder `base_dir`. It starts as that model: a new adapter, drawn from `seed`,
     does not change the outputs.
 
-    Models that packs do not compute exactly, such as those with sliding windows, compute padded rows instead.
+    Models that packs do not compute exactly, such as those with recurrent layers, compute padded rows instead.
     """
 
     def __init__(self, base_dir: Path, spec: ModelSpec, seed: int):
@@ -187,7 +187,7 @@ class Policy:
     def hidden(self, pack: Pack) -> torch.Tensor:
         """Return the (U, D) last hidden states, after the final norm, of the nodes that predict a sampled token."""
         layout = self._prepared(pack)
-        return layout.states(self.base.base_model(**layout.inputs).last_hidden_state)
+        return layout.states(decoder(self.base)(**layout.inputs).last_hidden_state)
 
     def add_adapter(self, name: str) -> None:
         """Add or overwrite another adapter on the same base, as a copy of the trained one without dropout."""
@@ -216,9 +216,7 @@ class Policy:
         layout = self._prepared(pack)
         positions, index_U = layout.place_U.unique(return_inverse=True)
         hidden_states: list[torch.Tensor] = []
-        hook = self.base.base_model.register_forward_hook(
-            lambda *call: hidden_states.append(call[-1].last_hidden_state)
-        )
+        hook = decoder(self.base).register_forward_hook(lambda *call: hidden_states.append(call[-1].last_hidden_state))
         try:
             logits_BKV = self.model(**layout.inputs, logits_to_keep=positions).logits
         finally:

@@ -22,6 +22,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from components.algorithms.policy.logits import decoder
 from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models.spec import ModelSpec
@@ -46,15 +47,15 @@ def shard(base: Any, spec: ModelSpec, replicated: Collection[torch.nn.Parameter]
             "rounded after each addition; expected model.dtype=float32, model.lora with a rank, or strategy ddp"
         )
     ignored = set(replicated or ())
-    decoder = base.base_model
-    for layer in decoder.layers:
+    body = decoder(base)
+    for layer in body.layers:
         fully_shard(layer, ignored_params=ignored, reshard_after_forward=strategy == "fsdp")
     if replicated is None:
         # The head computes after the decoder and may be tied to the embedding, so it joins the decoder's group.
-        decoder.add_module("head", base.get_output_embeddings())
-    fully_shard(decoder, ignored_params=ignored)
+        body.add_module("head", base.get_output_embeddings())
+    fully_shard(body, ignored_params=ignored)
     if replicated is None:
-        del decoder.head
+        del body.head
         for module in _modules(base):
             module.set_gradient_divide_factor(1.0)  # sum, not mean: token weights refer to the whole batch
             module.set_force_sum_reduction_for_comms(True)  # gloo supports sums only
@@ -66,7 +67,7 @@ def reshard(base: Any, *, again: bool = False) -> None:
     for module in _modules(base):
         module.reshard()
     if again:
-        base.base_model.unshard()
+        decoder(base).unshard()
 
 
 def _modules(model: torch.nn.Module) -> Iterator[FSDPModule]:

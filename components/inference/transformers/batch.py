@@ -25,7 +25,7 @@ from components.inference.protocol import ChatRequest, TextRequest, TokenLogprob
 from components.inference.transformers.kv_slots import KVSlots
 from components.inference.transformers.prefixes import SHARED_TOKENS, partition, shared_prefix
 from components.inference.transformers.sampling import LogitEditor, distributions, draw
-from components.models.shared_attention import Sharing, shared_mask
+from components.models.shared_attention import Sharing
 
 PREFILL_TOKENS = 4096
 """Maximum number of tokens per prefill pass, including padding."""
@@ -279,9 +279,7 @@ class Batch:
         self.counters["passes"] += 1
         self.progressed = time.monotonic()
         tokens, positions = tokens.to(self.device), positions.to(self.device)
-        mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions)
-        if sharing is not None:
-            mask = shared_mask(mask, sharing)
+        mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions, sharing)
         return self.model(
             input_ids=tokens,
             position_ids=positions,

@@ -74,7 +74,7 @@ class TransformersEngine:
     base_dir: local model folder. max_length: maximum sequence length in tokens. slots: maximum number of concurrent
     conversations, reduced if their cache would exceed `cache_bytes`: by default 8 GB of memory, or a quarter of a GPU.
     turns: shared by the engines that compute one after the other.
-    Raises ResourceError for models that it cannot run exactly (sliding windows, recurrent layers, no chat template).
+    Raises ResourceError for models that it cannot run exactly (recurrent layers, latent attention, no chat template).
     """
 
     def __init__(

@@ -3,8 +3,9 @@
 A slot contains the keys and values of the first `length` tokens of its sequence, left-aligned. Active slots are at the
 front ([0, active)), so a decoding step reads them as one view without gathering. The slots behind them are parked: they
 keep their contents for the next turn of an episode, or another episode with the same prompt. Padding needs no
-bookkeeping: a query at position p attends to keys 0..p only, and entries that padding wrote beyond a sequence's end are
-overwritten before they are read.
+bookkeeping: a query at position p attends to keys up to p only, and entries that padding wrote beyond a sequence's end
+are overwritten before they are read. Layers with a sliding window read only the tokens that the window of some row
+reaches; the slots keep all tokens, so any prefix of them can be continued.
 
 On a CPU the table is anonymous memory of the operating system, whose pages are allocated on first write, so capacity
 for the longest sequence is free until it is used. (A numpy array would use pages of 2 MB.)
@@ -14,9 +15,13 @@ from __future__ import annotations
 
 import math
 import mmap
+from functools import partial
 from typing import Any
 
 import torch
+
+from components.models.masks import FULL, Paths, Reach, paths
+from components.models.shared_attention import Sharing, SlotMask, shared_mask
 
 
 class KVSlots:
@@ -53,9 +58,9 @@ class KVSlots:
         """Zero a slot with values that are not finite: they would propagate even if masked."""
         self.kv[:, :, slot].zero_()
 
-    def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Set the target of the next forward pass: batch row i writes slot rows[i] at positions[i] (B, Q). Return the
-        boolean attention mask (B, 1, Q, K) over the K tokens that are read.
+    def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, sharing: Sharing | None = None) -> Paths:
+        """Set the target of the next forward pass: batch row i writes slot rows[i] at positions[i] (B, Q). Return its
+        attention over the tokens that are read. sharing: what the rows share, for one token of each.
 
         Positions of padding beyond the capacity are clamped to the last one, which nothing reads before the sequence's
         own token is there.
@@ -67,7 +72,19 @@ class KVSlots:
         else:
             self._numbers = rows
         self._width = int(positions.max()) + 1
-        return (torch.arange(self._width, device=positions.device) <= positions[:, :, None])[:, None]
+        return paths(partial(self._mask, sharing), *positions.shape)
+
+    def _mask(self, sharing: Sharing | None, reach: Reach) -> SlotMask:
+        """Return the mask of the layers with a reach: a query attends to the positions from the first one of its reach
+        to its own."""
+        last_BQ1 = self._positions[..., None]
+        if reach == FULL:
+            mask_B1QK = (torch.arange(self._width, device=last_BQ1.device) <= last_BQ1)[:, None]
+            return SlotMask(mask_B1QK) if sharing is None else shared_mask(mask_B1QK, sharing)
+        first_BQ1 = reach.first(last_BQ1)
+        start = int(first_BQ1.min())
+        tokens_K = torch.arange(start, self._width, device=last_BQ1.device)
+        return SlotMask(((first_BQ1 <= tokens_K) & (tokens_K <= last_BQ1))[:, None], start)
 
     # Cache interface of transformers.
 
@@ -83,6 +100,9 @@ class KVSlots:
             table[self._numbers[:, None], :, self._positions] = new.transpose(1, 2)
             stored.append(table[self._rows, :, : self._width])
         return tuple(stored)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

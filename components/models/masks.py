@@ -1,0 +1,87 @@
+"""Masks of the layers of a model: each layer gets the mask that the model's own code asks for.
+
+A model of transformers asks a mask function for one mask of each kind of layer: full, sliding or chunked attention. The
+function registered here (`layer_mask`) reads from the request how far back the layer attends, as a bound on positions
+(`Reach`), and returns the mask of the pass, which `Paths` makes: over a prefix trie, where the position of a node is
+its depth, or over the slots of a cache. So windows are exact in both, whichever layers have them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from components.errors import ResourceError
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Tokens that a layer attends to: all earlier ones, the last `size` ones including the token itself, or those since
+    the last multiple of `size` (chunked attention, as in Llama 4)."""
+
+    size: int | None = None
+    chunked: bool = False
+
+    def first(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the first position that each position attends to."""
+        if self.size is None:
+            return torch.zeros_like(positions)
+        if self.chunked:
+            return positions // self.size * self.size
+        return (positions - self.size + 1).clamp(min=0)
+
+
+FULL = Reach()
+
+
+class Paths(torch.Tensor):
+    """Attention of a pass: a (B, T) mask of ones that passes unchanged through a model to its mask function."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    mask: Callable[[Reach], Any]
+    """Returns the mask of the layers with a reach."""
+
+    def to(self, *_: Any, **__: Any) -> Paths:
+        return self
+
+    def view(self, *_: Any, **__: Any) -> Paths:
+        return self
+
+
+def paths(mask: Callable[[Reach], Any], rows: int, tokens: int) -> Paths:
+    """Return the attention of a pass of (rows, tokens), whose masks `mask` makes once for each reach."""
+    ones = torch.ones(rows, tokens, dtype=torch.bool).as_subclass(Paths)
+    ones.mask = functools.cache(mask)
+    return ones
+
+
+def layer_mask(
+    *, mask_function: Callable[..., Any], attention_mask: Any, local_size: int | None = None, **request: Any
+) -> Any:
+    """Return the mask of a kind of layers: a mask function of transformers. Raises ResourceError for attention that is
+    no `Reach`."""
+    if not isinstance(attention_mask, Paths):  # an ordinary pass
+        from transformers.masking_utils import sdpa_mask
+
+        request |= {"allow_is_causal_skip": False, "mask_function": mask_function, "attention_mask": attention_mask}
+        return sdpa_mask(**request)
+    if request.get("use_vmap"):
+        raise ResourceError(f"{request['config'].model_type} adds a rule of its own to the mask of attention")
+    return attention_mask.mask(_reach(mask_function, local_size))
+
+
+def _reach(mask_function: Callable[..., Any], size: int | None) -> Reach:
+    """Return the reach of a mask function of transformers, whose window or chunk has `size` tokens."""
+
+    def attends(query: int, key: int) -> bool:
+        return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))
+
+    if attends(0, 1):
+        raise ResourceError("its attention is not causal")
+    if size is None:
+        return FULL
+    return Reach(size, chunked=not attends(size, size - 1) and size > 1)
