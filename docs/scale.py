@@ -37,8 +37,7 @@ ONE_GPU = [
 ]
 VLLM = ["inference=vllm"]
 CLUSTER = [
-    "model=hf",
-    "model.name=Qwen/Qwen3-8B",
+    "model=qwen3_8b",
     *ONE_GPU[1:],
     "algorithm.gradient_checkpointing=true",
     "compute=sky",

@@ -38,6 +38,7 @@ from components.errors import EspalierError, Problem, ResourceError
 
 if TYPE_CHECKING:
     from components.compute.runners import RunnerContext
+    from components.models.precision import Hardware
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,10 @@ class ClusterPlace(Place):
     @property
     def own_machines(self) -> bool:
         return self.address is not None
+
+    @property
+    def hardware(self) -> Hardware:
+        return "this machine" if self.address is None else "unknown"
 
     @abstractmethod
     def options(self, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from components.specs import Spec
 if TYPE_CHECKING:
     from components.compute.runners import Runner, RunnerContext
     from components.compute.training_group import TrainingGroup
+    from components.models.precision import Hardware
     from components.models.spec import ModelSpec
 
 
@@ -82,6 +83,11 @@ class Place(Spec):
         """Yield a problem if this place cannot run several stages at the same time although it should. parallel:
         `compute.parallel`."""
         return iter(())
+
+    @property
+    def hardware(self) -> Hardware:
+        """Hardware on which its stages compute with `device: auto`, which determines `dtype: auto`."""
+        return "this machine"
 
     @property
     def own_machines(self) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
 
-from components.errors import ArtifactError
+from components.errors import ArtifactError, Problem, SpecError
 from components.specs import Spec
 from components.specs.marks import FILES, MODEL
 
@@ -46,7 +46,8 @@ class LoraSpec(Spec):
         return data if self.roles is not None else {k: v for k, v in data.items() if k != "roles"}
 
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+StoredDtype = Literal["float32", "bfloat16", "float16"]
+Dtype = StoredDtype | Literal["auto"]
 
 
 class ArchitectureSpec(Spec):
@@ -92,7 +93,8 @@ class LocalModelSpec(Spec):
     dtype: Dtype = "float32"
     """Precision of the weights and of computation. bfloat16 and float16 are slower by orders of magnitude on hardware
     without native support. float16 has eight times the resolution of bfloat16 and a maximum of 65504; training uses
-    loss scaling with it."""
+    loss scaling with it. `auto`: that of the stored weights on a GPU, float32 on a CPU without bfloat16 instructions.
+    The place of a stage (`compute`) determines it, and stage keys and exports state the result."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Compute device; `auto` uses CUDA if available."""
 
@@ -116,7 +118,10 @@ class LocalModelSpec(Spec):
 
     def content(self) -> dict[str, Any]:
         """Return what else determines the model, for stage keys: the digest of a local folder, whose files may change
-        at any time, or an architecture with its words; else {}."""
+        at any time, or an architecture with its words; else {}. Raises SpecError for `dtype: auto`."""
+        if self.dtype == "auto":
+            text = f"auto: a stage key states what it computes in; expected one of {', '.join(get_args(StoredDtype))}"
+            raise SpecError([Problem("model.dtype", text)])
         if self.architecture is not None:
             return {"architecture": self.architecture.key_part()}
         if self.source != "hub" or not Path(self.name).is_dir():

@@ -30,10 +30,12 @@ from components.models import packaged, quantized, random_weights
 from components.models.attention import implementation
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.folder_limits import building, check_config, check_tokenizer
-from components.models.spec import ModelSpec
+from components.models.spec import LocalModelSpec, ModelSpec
 
 logger = logging.getLogger(__name__)
 
+CACHE = "models"
+"""Folder of prepared weights below the root of a run."""
 LOCK_TIMEOUT = 2 * 3600.0
 """Time limit in seconds to wait for another process that prepares the same weights."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -55,7 +57,7 @@ def check_weights(spec: ModelSpec, cache: Path) -> None:
         _check_hub(spec, cache)
 
 
-def folder(spec: ModelSpec, cache: Path) -> Path:
+def folder(spec: LocalModelSpec, cache: Path) -> Path:
     """Return the local folder of the unquantized model; it may not exist yet."""
     if spec.source == "hub" and Path(spec.name).is_dir():
         return Path(spec.name)

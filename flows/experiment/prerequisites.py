@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from components.errors import ResourceError
 from components.inference.spec import InferenceSpec
 from components.rewards.llm.spec import JudgeModel, asked_by
+from flows.experiment.checks import computing
 from flows.experiment.spec import ExperimentSpec
-from flows.stages import PLACED
+from flows.stages import DISTRIBUTED, PLACED
 
 
 def check_keys(*specs: ExperimentSpec) -> None:
@@ -32,6 +33,19 @@ def lacking(spec: ExperimentSpec) -> Iterator[str]:
     authors = [model for model in asked_by(spec.flow) if model not in judges]
     yield from (text.replace("reward.model", "flow.author") for text in lacked_by([], authors, spec.judge.budget))
     yield from _lacked_by_places(spec, PLACED)
+    yield from _unsuitable_dtypes(spec)
+
+
+def _unsuitable_dtypes(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield a message for each place of a training that does not support what `model.dtype=auto` is there."""
+    stages = {spec.compute.placement(stage): stage for stage in DISTRIBUTED} if spec.model.dtype == "auto" else {}
+    for place, stage in stages.items():
+        try:
+            model = spec.resolve_dtypes(spec.model, stage)
+        except ResourceError as error:
+            yield str(error)
+            return
+        yield from map(str, computing.training(spec.compute, place, spec.algorithm, model, spec.ewc, spec.collect))
 
 
 def check_used(

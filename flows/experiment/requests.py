@@ -330,6 +330,7 @@ class Requests:
         """Return the request for the export of a policy. step: round after which the policy was trained. heldout:
         measurements of held-out rows by the labels of their stages."""
         resolved = self.spec.model_copy(update={"inference": self.inference, "algorithm": self._algorithm})
+        resolved = resolved.resolve_dtypes(resolved, "train")
         stage = DeployStage(
             name=self.spec.deploy.name or self.spec.name,
             model=self.spec.model,
@@ -389,8 +390,9 @@ class Requests:
         )
 
     def request(self, stage: str, spec: StageSpec, inputs: Mapping[str, Artifact | None], seed: int = 0) -> Request:
-        """Return the request for a stage. inputs: artifacts by input name; None: no input."""
+        """Return the request for a stage. inputs: artifacts by input name; None: no input. Raises ResourceError if
+        `dtype: auto` of a model cannot be resolved for the place of the stage."""
         inputs = {**inputs, TASKS: self.tasks} if TASKS in STAGES[stage].inputs else inputs
         keys = {name: artifact.key for name, artifact in inputs.items() if artifact is not None}
-        part = spec.model_dump(mode="json", by_alias=True)
+        part = self.spec.resolve_dtypes(spec, stage).model_dump(mode="json", by_alias=True)
         return Request(stage, part, keys, seed, tuple(self.spec.allow))

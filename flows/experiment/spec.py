@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import Annotated, Any, Self
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,7 +22,9 @@ from components.deployment.spec import DeploySpec
 from components.errors import Problem, SpecError
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec
+from components.models import precision
 from components.models.spec import ModelSpec
+from components.models.weights import CACHE
 from components.rewards.llm.spec import asked_by
 from components.rewards.spec import JudgeSpec
 from components.rollout.collect_spec import CollectSpec
@@ -40,6 +43,8 @@ _NOT_EXPORTED = {"certify", "early_stopping", "guards", "seeds", "store", "calib
 """Keys that the description of an export leaves out: what ended the rounds, and the place."""
 _AFTER_EXPORT = {"approve", "approve_timeout", "margin", "target", "canary"}
 """Keys of `deploy` about what follows the export."""
+
+Part = TypeVar("Part")
 
 
 class ExperimentSpec(Spec):
@@ -170,6 +175,10 @@ class ExperimentSpec(Spec):
         """Return the local LLM judge models of the reward."""
         return [judge.local_model for judge in asked_by(self.reward) if judge.local_model is not None]
 
+    def resolve_dtypes(self, part: Part, stage: str) -> Part:
+        """Return a part of the experiment with the dtype of each model at the place of a stage in place of `auto`."""
+        return precision.resolve(part, self.compute.place(stage).hardware, Path(self.root) / CACHE)
+
     def corrected_algorithm(self) -> AnyAlgorithmSpec:
         """Return the algorithm of the rounds. `algorithm.correction: auto` becomes `truncate` if the log-probabilities
         of sampled tokens differ from those that the trainer computes, else `none`."""
@@ -187,8 +196,11 @@ class ExperimentSpec(Spec):
         """
         if not self.inference.in_process:
             return f"inference={self.inference.name} has its own implementation of the model"
-        if self.model.dtype != "float32":
-            return f"the engine and the trainer round differently in model.dtype={self.model.dtype}"
+        sampled, trained = (self.resolve_dtypes(self.model, stage).dtype for stage in ("collect", "train"))
+        if sampled != trained:
+            return f"model.dtype=auto is {sampled} where collect runs and {trained} where train runs"
+        if trained != "float32":
+            return f"the engine and the trainer round differently in model.dtype={trained}"
         if self.model.quantization != "none":
             return f"the engine and the trainer round differently with model.quantization={self.model.quantization}"
         return self.collect.off_policy_reason(self.rounds)

@@ -8,6 +8,7 @@ from components.errors import ResourceError
 from flows.experiment.guards import RULES
 from flows.experiment.spec import ExperimentSpec
 from flows.release import deployment
+from flows.stages import PLACED
 
 WHOLE = ("evaluate[start]", "evaluate[sft]", "evaluate[feedback]")
 """Evaluations that always play all scenarios, because later ones are compared with them."""
@@ -25,6 +26,11 @@ def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
             f"r - {1 + spec.collect.overlap}; its tokens are at most {oldest} policy versions old when they are "
             "trained on"
         )
+    if spec.model.dtype == "auto" and spec.model.source == "hub":
+        dtypes = {stage: spec.resolve_dtypes(spec.model, stage).dtype for stage in PLACED}
+        by_dtype = {dtype: [stage for stage in PLACED if dtypes[stage] == dtype] for dtype in dtypes.values()}
+        values = (dtype if len(by_dtype) == 1 else f"{dtype} ({', '.join(by_dtype[dtype])})" for dtype in by_dtype)
+        yield f"model.dtype=auto resolves to {' and '.join(values)}"
     if spec.rounds and (reason := spec.truncation_reason()) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"
 

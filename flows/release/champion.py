@@ -66,7 +66,8 @@ class Decision:
 def tags(execution: Execution, outcome: RunOutcome) -> dict[str, str]:
     """Return the tags of a version that later comparisons need."""
     assert outcome.checkpoint is not None
-    model = execution.spec.model.model_dump(mode="json", exclude={"device"})
+    spec = execution.spec
+    model = spec.resolve_dtypes(spec.model, "evaluate").model_dump(mode="json", exclude={"device"})
     evaluated = {}
     if outcome.evaluations:
         setup = evaluation_digest(_evaluation(execution, outcome))

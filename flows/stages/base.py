@@ -28,6 +28,7 @@ from components.artifacts.roots import check_root, private_root
 from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models.spec import ModelSpec
+from components.models.weights import CACHE
 from components.specs import Spec, Target
 from components.tracking.stages import METRICS_ONLY, StageTracking
 from components.trajectories.schema import Trajectory
@@ -180,7 +181,7 @@ class Context:
         ResourceError for a root that is not private (`components.artifacts.roots`)."""
         root = Path(root).absolute()
         check_root(root)
-        return cls(Store(root / "artifacts", store), root / "models", **options)
+        return cls(Store(root / "artifacts", store), root / CACHE, **options)
 
     @classmethod
     def created(cls, root: str | Path, store: str | None = None, **options: Any) -> Context:

@@ -88,7 +88,7 @@ MISTAKES = (
         "algorithm.learning_rate=1e30": "1e+30: expected at most 1",
         "allow=[nopkg]": "'nopkg' cannot be imported. Check that its folder is in PYTHONPATH",
         "root=": "root: '': expected a folder",
-        "model": "model: has no option; expected model=OPTION, one of hf,",
+        "model": "model: has no option; expected model=OPTION, one of gemma3_1b,",
         "rounds==3": "Did you mean 'rounds=3'?",
     },
     {

@@ -30,12 +30,12 @@ class Recorder:
     """Takes requests as the stages would, and gives artifacts whose digest is their key: what depends on a change has
     another key."""
 
-    def __init__(self, tmp_path, metrics=None, prune=lambda measured: None, **changes):
+    def __init__(self, tmp_path, metrics=None, prune=lambda measured: None, spec=None, **changes):
         self.root = tmp_path
         self.metrics = metrics or {}
         """By label, of its artifact."""
         self.notices = []
-        self.spec = validate(ExperimentSpec, {**DATA, "root": str(tmp_path), **changes})
+        self.spec = spec or validate(ExperimentSpec, {**DATA, "root": str(tmp_path), **changes})
         self.requests = {}
         self.steps = {}
         self.keys = {}

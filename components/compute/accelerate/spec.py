@@ -61,7 +61,7 @@ class AcceleratePlace(Place):
         texts = list(problems)
         if config is not None:
             precision = next(value for value, dtype in PRECISIONS.items() if dtype == config.dtype)
-            if config.dtype != model.dtype:
+            if model.dtype not in (config.dtype, "auto"):
                 texts.append(
                     f"mixed_precision = {precision}: is model.dtype={config.dtype}, but model.dtype={model.dtype}; "
                     f"set model.dtype={config.dtype} (it is part of the stage keys), or change the file"

@@ -26,6 +26,7 @@ from components.specs import FieldError
 
 if TYPE_CHECKING:
     from components.compute.sky.runner import SkyRunner
+    from components.models.precision import Hardware
 
 TIMEOUT = 90.0
 """Seconds for importing SkyPilot and querying clouds that it has not queried yet."""
@@ -141,6 +142,10 @@ class SkyPlace(Place):
     @property
     def group(self) -> TrainingGroup:
         return TrainingGroup(self.processes, self.strategy, self.group_timeout, self.nodes)
+
+    @property
+    def hardware(self) -> Hardware:
+        return "cpu" if self.accelerators is None else "gpu"
 
     @property
     def shares_folders(self) -> bool:

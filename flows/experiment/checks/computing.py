@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.spec import AlgorithmSpec
@@ -11,6 +12,7 @@ from components.compute.spec import ComputeSpec
 from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
 from components.inference.spec import InferenceSpec
+from components.models import precision
 from components.models.spec import ModelSpec
 from components.rewards.llm.spec import asked_by
 from components.rewards.spec import JudgeSpec
@@ -154,7 +156,11 @@ def _one_at_a_time(compute: ComputeSpec, split: Mapping[str, int | None]) -> Ite
 
 
 def several_processes(
-    compute: ComputeSpec, algorithm: AlgorithmSpec, model: ModelSpec, ewc: EWCSpec | None, collect: CollectSpec
+    compute: ComputeSpec,
+    algorithm: AlgorithmSpec,
+    model: ModelSpec,
+    ewc: EWCSpec | None,
+    collect: CollectSpec,
 ) -> Iterator[Problem]:
     """Check that stages, the number of groups, and the model support training in several processes."""
     for stage in PLACED:
@@ -164,10 +170,24 @@ def several_processes(
         if (reason := compute.places[name].refusal(name, stage, DISTRIBUTED)) is not None:
             key = f"compute.stages.{stage}" if stage in compute.stages else "compute.default"
             yield Problem(key, f"{name!r} {reason}")
+    if model.source != "hub":
+        model = precision.resolve(model, "unknown", Path())  # depends neither on hardware nor on files
+    for name in dict.fromkeys(compute.placement(stage) for stage in DISTRIBUTED):
+        if name in compute.places:
+            yield from training(compute, name, algorithm, model, ewc, collect)
+
+
+def training(
+    compute: ComputeSpec,
+    place: str,
+    algorithm: AlgorithmSpec,
+    model: ModelSpec,
+    ewc: EWCSpec | None,
+    collect: CollectSpec,
+) -> Iterator[Problem]:
+    """Check that a place supports the training. `model.dtype=auto` contradicts nothing: `prerequisites` resolves it and
+    checks again."""
     unsharded = "ewc" if ewc is not None else algorithm.name if algorithm.has_critic else None
-    used = {compute.placement(stage) for stage in DISTRIBUTED}
-    for name, place in compute.places.items():
-        if name in used:
-            key = f"compute.places.{name}"
-            yield from place.training_problems(key, model, algorithm.max_grad_norm)
-            yield from place.group_problems(key, collect.scenarios, model, unsharded)
+    key = f"compute.places.{place}"
+    yield from compute.places[place].training_problems(key, model, algorithm.max_grad_norm)
+    yield from compute.places[place].group_problems(key, collect.scenarios, model, unsharded)

@@ -1,0 +1,108 @@
+"""Resolution of `dtype: auto` by the stored weights of a model and the hardware on which a stage computes.
+
+On a GPU a model computes in the dtype in which its weights are stored, which its `config.json` states. A CPU computes
+in float32; in bfloat16 if the weights are stored in it and the processor has instructions for it. Packaged and random
+weights are stored in float32.
+
+The flow resolves the models of a stage before it forms the stage key, so a key holds a dtype, and the machine that
+computes the stage resolves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from components.errors import ResourceError
+from components.json_text import read_json
+from components.models.spec import LocalModelSpec, StoredDtype
+from components.models.weights import folder, pick_device
+from components.specs import Spec
+
+Hardware = Literal["this machine", "gpu", "cpu", "unknown"]
+"""Hardware on which a model with `device: auto` computes. `cpu`: one whose instructions are unknown."""
+CPU_INFO = Path("/proc/cpuinfo")
+"""Description of the processor by Linux."""
+_BFLOAT16 = re.compile(r"\b(amx_bf16|avx512_bf16)\b")
+"""Names of the instructions that multiply bfloat16 matrices."""
+
+T = TypeVar("T")
+
+
+def resolve(value: T, hardware: Hardware, cache: Path) -> T:
+    """Return a spec or plain data with a dtype in place of each `auto` of a model in it.
+
+    cache: folder of prepared weights. Raises ResourceError if the hardware or the stored dtype is unknown."""
+    if isinstance(value, LocalModelSpec):
+        return value.model_copy(update={"dtype": _dtype(value, hardware, cache)}) if value.dtype == "auto" else value
+    if isinstance(value, Spec):
+        fields = {name: resolve(getattr(value, name), hardware, cache) for name in type(value).model_fields}
+        return value.model_copy(update=fields)
+    if isinstance(value, Mapping):
+        return {name: resolve(item, hardware, cache) for name, item in value.items()}  # type: ignore[return-value]
+    if isinstance(value, list | tuple):
+        return type(value)(resolve(item, hardware, cache) for item in value)
+    return value
+
+
+def _dtype(model: LocalModelSpec, hardware: Hardware, cache: Path) -> StoredDtype:
+    if model.source != "hub":
+        return "float32"
+    on_gpu, bfloat16 = _abilities(model, hardware)
+    if not on_gpu and not bfloat16:
+        return "float32"
+    stored = stored_dtype(model, cache)
+    return stored if on_gpu or stored == "bfloat16" else "float32"
+
+
+def _abilities(model: LocalModelSpec, hardware: Hardware) -> tuple[bool, bool]:
+    """Return whether the model computes on a GPU, and whether a CPU on which it computes is fast in bfloat16."""
+    if model.device == "auto" and hardware == "unknown":
+        raise ResourceError(
+            f"model.dtype = auto: the hardware of the cluster that computes with {model.name} is unknown here; "
+            "expected model.dtype=bfloat16 for GPUs, float32 for CPUs, or model.device=cuda or cpu"
+        )
+    here = hardware == "this machine"
+    device = pick_device("auto") if model.device == "auto" and here else model.device
+    on_gpu = device == "cuda" or (device == "auto" and hardware == "gpu")
+    return on_gpu, here and not on_gpu and has_bfloat16()
+
+
+def has_bfloat16() -> bool:
+    """Return True if the processor of this machine multiplies bfloat16 matrices faster than float32 ones."""
+    return CPU_INFO.is_file() and _BFLOAT16.search(CPU_INFO.read_text()) is not None
+
+
+def stored_dtype(model: LocalModelSpec, cache: Path) -> StoredDtype:
+    """Return the dtype of the weights of a folder or of the hub, by `config.json`; float32 if it names none that a
+    model can compute in. Raises ResourceError if the file cannot be read."""
+    config = read_json(_config_file(model, cache))
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping):
+            stored = part.get("dtype") or part.get("torch_dtype")
+            if stored in ("bfloat16", "float16"):
+                return stored
+    return "float32"
+
+
+def _config_file(model: LocalModelSpec, cache: Path) -> Path:
+    """Return `config.json` of a model: of its folder, of the prepared weights, or of the hub."""
+    from httpx import HTTPError
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    path = folder(model, cache) / "config.json"
+    if path.is_file():
+        return path
+    try:
+        cached = try_to_load_from_cache(model.name, "config.json", revision=model.revision)
+        if isinstance(cached, str):
+            return Path(cached)
+        return Path(hf_hub_download(model.name, "config.json", revision=model.revision))
+    except (HFValidationError, HTTPError, OSError) as error:
+        raise ResourceError(
+            f"model.dtype = auto: config.json of {model.name}, which states the dtype of its weights, cannot be read "
+            f"({type(error).__name__}). Check model.name and the network, or set model.dtype=bfloat16 or float32"
+        ) from None
