@@ -82,6 +82,7 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
     if distributed.first():
         unfinished.write_log(request.out, TrainingGuards(request.scratch))
         policy.save(policy.folder(request.out), gathered)
+        policy.check_saved(policy.folder(request.out))
         if critic is not None:
             critic.save(request.out / checkpoint.CRITIC)
         scale = policy.loss_scale.state()

@@ -1,8 +1,10 @@
 """LoRA adapters as tensors: reading, and merging into base weights.
 
-The merged weight is `W + (alpha / r) · B @ A` (arXiv:2106.09685, section 4.1). Adapters are PEFT folders:
-`adapter_config.json` and `adapter_model.safetensors`. Variants with another merge formula are rejected by name, and so
-are tensors other than A and B of a linear layer: no part of an adapter is ignored silently.
+The merged weight is `W + (alpha / r) · B @ A` (arXiv:2106.09685, section 4.1), for each expert of a fused parameter.
+Adapters are PEFT folders: `adapter_config.json` and `adapter_model.safetensors`. Variants with another merge formula
+are rejected by name, and so are tensors other than A and B of a layer: no part of an adapter is ignored silently.
+
+Legend: E experts, I inputs, O outputs, R rank.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 from components.errors import ArtifactError
 from components.json_text import read_json
 from components.models.files import Weights
+from components.models.stored_names import skeleton, to_files
+from components.models.targets import adapted_parameters
 
 if TYPE_CHECKING:
     import torch
 
 _PREFIX = "base_model.model."
+_A = ".lora_A.weight"
 _OTHER_FORMULA = (
-    "alora_invocation_tokens", "alpha_pattern", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication",
-    "lora_bias", "modules_to_save", "monteclora_config", "rank_pattern", "target_parameters", "trainable_token_indices",
+    "alora_invocation_tokens", "alpha_pattern", "arrow_config", "kasa_config", "layer_replication",
+    "lora_bias", "modules_to_save", "monteclora_config", "rank_pattern", "trainable_token_indices",
     "use_bdlora", "use_dora", "use_qalora", "use_rslora", "velora_config",
 )  # fmt: skip
 """PEFT options for which the merged weight is not `W + (alpha / r) · B @ A`."""
@@ -31,33 +36,86 @@ _OTHER_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 
 
 def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, merged weight) for each base weight that the adapter changes: float32 sums in the base dtype.
+    """Yield (name, merged weight) for each base weight that the adapter changes, under the names of the base's files:
+    float32 sums in the base dtype.
 
     Raises ArtifactError for an adapter that is not plain LoRA or does not fit the base model.
     """
     import torch
 
     config, adapter = _read_adapter(adapter_dir)
+    model = skeleton(base_dir)
+    parameters = adapted_parameters(model, config)
     scale = config["lora_alpha"] / config["r"]
     with Weights(base_dir) as base:
-        for key in sorted(name for name in adapter if name.endswith(".lora_A.weight")):
-            name = key.removeprefix(_PREFIX).replace(".lora_A.weight", ".weight")
+
+        def weight_of(stored: str, shape: torch.Size) -> torch.Tensor:
+            weight = base.get(stored)
+            if weight.shape != shape:
+                raise ArtifactError(
+                    f"{adapter_dir} does not fit {base_dir}: {stored} is {tuple(weight.shape)}, "
+                    f"the adapter's update is {tuple(shape)}"
+                )
+            return weight
+
+        for key in sorted(name for name in adapter if name.endswith(_A)):
             a_RI, b_OR = adapter[key].float(), adapter[key.replace(".lora_A.", ".lora_B.")].float()
-            weight_OI = base.get(name)
-            if a_RI.ndim != 2 or b_OR.ndim != 2 or a_RI.shape[0] != b_OR.shape[1]:
+            name, layer = _parameter(model, parameters, key.removeprefix(_PREFIX).removesuffix(_A), adapter_dir)
+            experts = _experts(layer, name)
+            if a_RI.ndim != 2 or b_OR.ndim != 2 or a_RI.shape[0] != b_OR.shape[1] or a_RI.shape[0] % experts:
                 raise ArtifactError(
                     f"{adapter_dir} is no plain LoRA of linear layers: for {name}, A is {tuple(a_RI.shape)} and B is "
                     f"{tuple(b_OR.shape)}; expected (rank, inputs) and (outputs, rank)"
+                    + (f", both times {experts} experts" if experts > 1 else "")
                 )
-            if weight_OI.shape != (b_OR.shape[0], a_RI.shape[1]):
-                raise ArtifactError(
-                    f"{adapter_dir} does not fit {base_dir}: {name} is {tuple(weight_OI.shape)}, "
-                    f"the adapter's update is {(b_OR.shape[0], a_RI.shape[1])}"
-                )
-            merged = torch.addmm(weight_OI.float(), b_OR, a_RI, alpha=scale)
-            if not all(map(math.isfinite, torch.stack(merged.aminmax()).tolist())):  # one pass; NaN propagates
-                raise ArtifactError(f"{adapter_dir} is damaged: with it {name} has values that are not finite")
-            yield name, merged.to(weight_OI.dtype)
+            if experts == 1 and not _is_transposed(layer) and name in base.where:
+                weight = weight_of(name, torch.Size([len(b_OR), a_RI.shape[1]]))
+                sums = {name: (torch.addmm(weight.float(), b_OR, a_RI, alpha=scale), weight.dtype)}
+            else:
+                updates = to_files(model, {name: _update(layer, experts, a_RI, b_OR)}, base.where.keys())
+                weights = {stored: weight_of(stored, update.shape) for stored, update in updates.items()}
+                sums = {
+                    stored: (weight.float().add_(updates[stored], alpha=scale), weight.dtype)
+                    for stored, weight in weights.items()
+                }
+            for stored, (merged, dtype) in sums.items():
+                if not all(map(math.isfinite, torch.stack(merged.aminmax()).tolist())):  # one pass; NaN propagates
+                    raise ArtifactError(f"{adapter_dir} is damaged: with it {stored} has values that are not finite")
+                yield stored, merged.to(dtype)
+
+
+def _parameter(model: Any, parameters: dict[str, list[str]], path: str, adapter_dir: Path) -> tuple[str, Any]:
+    """Return the name of the parameter that the layer `path` of an adapter changes, and the module that has it.
+
+    PEFT wraps a module once for each of its adapted parameters: the last one is the outermost layer.
+    """
+    module, depth = path.replace(".base_layer", ""), path.count(".base_layer")
+    try:
+        key = parameters.get(module, ["weight"])[-1 - depth]
+        model.get_parameter(f"{module}.{key}")
+    except (AttributeError, IndexError):
+        raise ArtifactError(f"{adapter_dir} does not fit: the base model has no layer {path}") from None
+    return f"{module}.{key}", model.get_submodule(module)
+
+
+def _experts(layer: Any, name: str) -> int:
+    """Return the number of experts whose weights are joined in the parameter `name` of a layer; 1 for a matrix."""
+    shape = layer.get_parameter(name.rpartition(".")[2]).shape
+    return int(shape[0]) if len(shape) == 3 else 1
+
+
+def _update(layer: Any, experts: int, a_RI: torch.Tensor, b_OR: torch.Tensor) -> torch.Tensor:
+    """Return B @ A in the layout of the layer's parameter. Those of joined experts are (E·R, I) and (O, R·E)."""
+    if experts > 1:
+        a_RI, b_OR = a_RI.unflatten(0, (experts, -1)), b_OR.unflatten(1, (-1, experts)).permute(2, 0, 1)
+    update = b_OR @ a_RI
+    return update.mT.contiguous() if _is_transposed(layer) else update
+
+
+def _is_transposed(layer: Any) -> bool:
+    """Return True for a weight that is stored as (inputs, outputs): that of Conv1D, and fused experts of some
+    families."""
+    return type(layer).__name__ == "Conv1D" or bool(getattr(layer, "is_transposed", False))
 
 
 def refuse_other_formulas(config: dict[str, Any], adapter_dir: Path) -> None:

@@ -24,7 +24,8 @@ class LoraSpec(Spec):
     """Dropout on the adapter's input during training. Above 0, the trainer's log-probabilities differ from the
     sampler's."""
     target_modules: str | list[str] = "all-linear"
-    """Names of the linear layers with an adapter, or `all-linear` (all but the output head)."""
+    """Layers with an adapter, by the end of their path (`[q_proj, v_proj]`), or `all-linear`: linear layers and experts
+    of the language model, without routers and the output head. `[all-linear, gate]` adds the routers of that name."""
     roles: list[str] | None = Field(None, min_length=2)
     """Roles of the episode with an adapter of their own each, such as `[planner, worker]`: all that the agent has. The
     messages of a role are generated with its adapter, and train it alone. null: one adapter for all roles."""

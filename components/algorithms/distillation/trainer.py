@@ -41,6 +41,7 @@ from components.algorithms.trainer import TrainingContext, TrainingResult
 from components.errors import ResourceError
 from components.json_text import read_json
 from components.models.spec import LoraSpec, TeacherSpec
+from components.models.targets import names_of
 from components.models.weights import load_tokenizer, pick_device, vocabulary
 from components.trajectories.chat import ChatFormat
 
@@ -176,4 +177,4 @@ def _lora(adapter: Path | None) -> LoraSpec:
     if adapter is None:
         return LoraSpec(rank=1)
     saved = read_json(adapter / "adapter_config.json")
-    return LoraSpec(rank=saved["r"], alpha=saved["lora_alpha"], target_modules=saved["target_modules"])
+    return LoraSpec(rank=saved["r"], alpha=saved["lora_alpha"], target_modules=names_of(saved))

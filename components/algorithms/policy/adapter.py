@@ -19,6 +19,8 @@ from components.json_text import read_json
 from components.models.fused_lora import fuse
 from components.models.lora import refuse_other_formulas
 from components.models.spec import LoraSpec, ModelSpec
+from components.models.stored_names import skeleton, without_memory
+from components.models.targets import Targets, resolve
 from components.models.trained_weights import ADAPTER
 
 LEARNING, REFERENCE = "default", "reference"
@@ -39,10 +41,11 @@ class Adapter:
         self._lora, self._name = spec.lora, spec.name
         self._reference: Path | None = None
         self.names = tuple(names)
+        self._arguments = _peft_arguments(self._lora, resolve(model, self._lora))
         torch.manual_seed(seed)
-        self.model = get_peft_model(model, LoraConfig(**_peft_arguments(self._lora)), adapter_name=names[0])
+        self.model = get_peft_model(model, LoraConfig(**self._arguments), adapter_name=names[0])
         for name in names[1:]:
-            self.model.add_adapter(name, LoraConfig(**_peft_arguments(self._lora)))
+            self.model.add_adapter(name, LoraConfig(**self._arguments))
         if model.device.type == "cuda":
             fuse(self.model)
 
@@ -55,7 +58,7 @@ class Adapter:
         """Return the adapter's tensors under PEFT's names."""
         from peft import get_peft_model_state_dict
 
-        return get_peft_model_state_dict(self.model, adapter_name=name)
+        return get_peft_model_state_dict(self.model, adapter_name=name, save_embedding_layers=False)
 
     def load(self, folder: Path, name: str = LEARNING) -> None:
         """Load the tensors of a saved adapter. Raises ArtifactError if they do not fit."""
@@ -95,13 +98,26 @@ class Adapter:
         tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in self.tensors(name).items()}
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         base = Path(self._name)
-        resolved = self.model.peft_config[name].target_modules  # PEFT has replaced `all-linear` by names of layers
-        arguments = _peft_arguments(self._lora) | {
-            "base_model_name_or_path": base.name if base.is_dir() else self._name,
-            "target_modules": sorted({module.rpartition(".")[2] for module in resolved}),
-        }
-        text = json.dumps(LoraConfig(**arguments).to_dict(), indent=2, sort_keys=True, default=sorted)
+        config = LoraConfig(**self._arguments, base_model_name_or_path=base.name if base.is_dir() else self._name)
+        text = json.dumps(config.to_dict(), indent=2, sort_keys=True, default=sorted)
         (folder / "adapter_config.json").write_text(text + "\n")
+
+    def check_saved(self, folder: Path, base_dir: Path, name: str = LEARNING) -> None:
+        """Raise ArtifactError unless plain PEFT, which gets the base model and a folder of `save`, adapts the same
+        layers with the same values."""
+        from peft import PeftModel, get_peft_model_state_dict
+
+        fresh = PeftModel.from_pretrained(without_memory(skeleton(base_dir)), folder, low_cpu_mem_usage=True)
+        tensors, loaded = self.tensors(name), get_peft_model_state_dict(fresh, save_embedding_layers=False)
+        differing = tensors.keys() ^ loaded.keys()
+        differing |= {key for key in tensors.keys() & loaded.keys() if not torch.equal(tensors[key].cpu(), loaded[key])}
+        scales, loaded_scales = _scales(self.model, name), _scales(fresh, fresh.active_adapter)
+        differing |= {layer for layer in scales.keys() | loaded_scales if scales.get(layer) != loaded_scales.get(layer)}
+        if differing:
+            raise ArtifactError(
+                f"{folder}: PEFT reads another adapter from it than was trained: {min(differing)} differs, and "
+                f"{len(differing) - 1} more. Leave these layers out of model.lora.target_modules"
+            )
 
     def use_reference(self, folder: Path | None) -> None:
         """Set the reference: a saved adapter, or the base model if `folder` is None."""
@@ -115,7 +131,7 @@ class Adapter:
         from peft import LoraConfig
 
         if name not in self.model.peft_config:
-            self.model.add_adapter(name, LoraConfig(**_peft_arguments(self._lora), inference_mode=True))
+            self.model.add_adapter(name, LoraConfig(**self._arguments, inference_mode=True))
         self.load(folder, name)
 
     @contextlib.contextmanager
@@ -139,7 +155,7 @@ class Adapter:
         from peft import LoraConfig, set_peft_model_state_dict
 
         if name not in self.model.peft_config:
-            self.model.add_adapter(name, LoraConfig(**_peft_arguments(self._lora)))
+            self.model.add_adapter(name, LoraConfig(**self._arguments))
             self.model.set_adapter(LEARNING)
         set_peft_model_state_dict(self.model, self.tensors(), adapter_name=name)
 
@@ -154,12 +170,22 @@ class Adapter:
             self.model.set_adapter(LEARNING)
 
 
-def _peft_arguments(lora: LoraSpec) -> dict:
+def _scales(model: Any, name: str) -> dict[str, float]:
+    """Return the factor of the update of each layer that has the adapter `name`."""
+    scalings = {layer: getattr(module, "scaling", {}) for layer, module in model.named_modules()}
+    return {
+        layer: scaling[name] for layer, scaling in scalings.items() if isinstance(scaling, dict) and name in scaling
+    }
+
+
+def _peft_arguments(lora: LoraSpec, targets: Targets) -> dict[str, Any]:
     return {
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": lora.target_modules,
+        "target_modules": targets.modules,
+        "target_parameters": targets.parameters or None,
+        "fan_in_fan_out": targets.transposed,
         "bias": "none",
         "task_type": "CAUSAL_LM",
     }

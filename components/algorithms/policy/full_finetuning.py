@@ -1,4 +1,4 @@
-"""Full fine-tuning: all weights of the model are trained.
+"""Full fine-tuning: all weights of the language model are trained.
 
 The reference is a second copy of the weights, made on first use; while the reference computes, it takes the place of
 the trained weights. Weights are saved under the names of the base model's own files and in the dtype of the model, so
@@ -17,6 +17,8 @@ import torch
 from components.algorithms.policy import sharded
 from components.errors import ArtifactError, ResourceError
 from components.models.spec import ModelSpec
+from components.models.stored_names import to_files, to_parameters
+from components.models.targets import freeze_towers
 from components.models.trained_weights import FILE, WEIGHTS, base_tensors, shapes
 
 
@@ -35,14 +37,18 @@ class FullFinetuning:
         self._reshard: Callable[..., None] = lambda: None
         self.has_trained_weights = True
         """False while some or all weights are those of the reference."""
-        for parameter in model.parameters():
+        freeze_towers(model)
+        for parameter in self.parameters.values():
             parameter.grad_dtype = torch.float32  # summing gradients of many packs in bfloat16 would round each time
         stored = shapes(base_dir)
-        self._names = [name for name, _ in model.named_parameters(remove_duplicate=False) if name in stored]
+        self._stored = stored.keys()
         first_name = {parameter: name for name, parameter in model.named_parameters()}
         all_names = model.named_parameters(remove_duplicate=False)
-        self._same = {name: first_name[parameter] for name, parameter in all_names}
-        missing = [name for name, p in model.named_parameters() if stored.get(name) != tuple(p.shape)]
+        self._same = {name: first_name[parameter] for name, parameter in all_names if parameter.requires_grad}
+        empty = {name: torch.empty_like(p, device="meta") for name, p in self.parameters.items()}
+        written = to_files(model, empty, self._stored)
+        self._written = list(written)
+        missing = [name for name, tensor in written.items() if stored.get(name) != tuple(tensor.shape)]
         if missing:
             raise ResourceError(
                 f"model.lora=null: the files of {spec.name} contain no weight {missing[0]} of the model's shape "
@@ -53,22 +59,22 @@ class FullFinetuning:
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the trained parameters by name; tied weights once."""
-        return self._parts or dict(self.model.named_parameters())
+        return self._parts or {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def use_shards(self, reshard: Callable[..., None]) -> None:
         """Switch to weights that are sharded over several processes (`sharded`) and are not gathered. reshard: called
         before and after other weights take their place."""
-        self._parts = dict(self.model.named_parameters())
+        self._parts = self.parameters
         self._reshard = reshard
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the weights under the names of the base model's files; tied weights under each of their names. Sharded
         weights are gathered in CPU memory; all processes must call this."""
-        named = self.parameters
-        if not self._parts:
-            return {name: named[self._same[name]].detach() for name in self._names}
-        gathered = {name: sharded.gather_tensor(parameter).cpu() for name, parameter in named.items()}
-        return {name: gathered[self._same[name]] for name in self._names}
+        named = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        if self._parts:
+            named = {name: sharded.gather_tensor(parameter).cpu() for name, parameter in self._parts.items()}
+        tensors = to_files(self.model, {name: named[self._same[name]] for name in self._same}, self._stored)
+        return {name: tensor for name, tensor in tensors.items() if name in self._stored}
 
     def load(self, folder: Path) -> None:
         """Load saved weights. Raises ArtifactError if they do not fit."""
@@ -97,8 +103,7 @@ class FullFinetuning:
         if not self._copy:
             copy = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
             if self._reference is None:
-                for name, tensor in base_tensors(self._base_dir, list(copy)):
-                    sharded.fill(copy[name], tensor)
+                self._fill(copy, dict(base_tensors(self._base_dir, self._written)), self._base_dir)
             else:
                 self._read(self._reference, copy)
             self._copy = copy
@@ -138,7 +143,10 @@ class FullFinetuning:
                 f"{folder} contains no full weights, but model.lora=null trains all weights. Start from a checkpoint "
                 "of full fine-tuning, or set model.lora with a rank"
             )
-        tensors = load_file(folder / FILE)
+        self._fill(into, load_file(folder / FILE), folder)
+
+    def _fill(self, into: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+        tensors = to_parameters(self._base_dir, tensors)
         if any(name not in tensors or tensors[name].shape != into[name].shape for name in into):
             raise ArtifactError(
                 f"the weights in {folder} belong to another model. Start from a checkpoint of this model"

@@ -51,6 +51,7 @@ class Policy:
 
     def __init__(self, base_dir: Path, spec: ModelSpec, seed: int):
         self.spec = spec
+        self._base_dir = base_dir
         self._checkpointing = False
         self.loss_scale = LossScale.of(spec.dtype)
         self.device = pick_device(spec.device)
@@ -85,6 +86,11 @@ class Policy:
             self._learned.save(folder, gathered)
         else:
             self._learned.save(folder)
+
+    def check_saved(self, folder: Path) -> None:
+        """Load a saved adapter afresh. Raises ArtifactError if plain PEFT reads another one than was trained."""
+        if isinstance(self._learned, Adapter):
+            self._learned.check_saved(folder, self._base_dir)
 
     is_sharded = False
     """True if the trained weights are sharded over several processes (`sharded`)."""

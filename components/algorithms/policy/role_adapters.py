@@ -64,6 +64,11 @@ class RoleAdapters(Adapter):
         for role in self.roles:
             super().save(folder / role, _trained(role))
 
+    def check_saved(self, folder: Path, base_dir: Path, name: str = LEARNING) -> None:
+        """Check the folder of each role."""
+        for role in self.roles:
+            super().check_saved(folder / role, base_dir, _trained(role))
+
     def use_reference(self, folder: Path | None) -> None:
         """Set the reference: saved adapters of the roles, or the base model if `folder` is None."""
         if folder is not None:

@@ -133,6 +133,7 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
     step += len(logs)
     if distributed.first():
         policy.save(policy.folder(out))
+        policy.check_saved(policy.folder(out))
         data.split.write(out)
         write_card(out, spec.name, model, vocabulary_digest(base_dir), heads)  # type: ignore[arg-type]
         moments, scale = checkpoint.moments(optimizer, names), policy.loss_scale.state()

@@ -37,7 +37,6 @@ from typing import Any
 import torch
 
 from components.errors import (
-    ArtifactError,
     ContextOverflow,
     EngineBusy,
     EngineError,
@@ -62,6 +61,7 @@ from components.inference.transformers.batch import Batch, PassInterrupted, Row,
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.inference.transformers.sampling import LogitEditor
 from components.models import attention, packed_weights, trained_weights
+from components.models.stored_names import to_parameters
 from components.models.weights import load_model, load_tokenizer, pick_device
 from components.trajectories.chat import ChatFormat
 
@@ -138,15 +138,14 @@ class TransformersEngine:
         if version == self._policy:
             return
         changed = dict(trained_weights.changed_tensors(self.base_dir, Path(folder))) if folder else {}
-        if unknown := sorted(changed.keys() - self._parameters.keys()):
-            raise ArtifactError(f"{folder} changes {unknown[:3]}, which the loaded model does not have")
         restored = dict(
             trained_weights.base_tensors(self.base_dir, [name for name in self._changed if name not in changed])
         )
+        parameters = to_parameters(self.base_dir, changed | restored)
         with torch.no_grad():
-            for name, tensor in (changed | restored).items():
+            for name, tensor in parameters.items():
                 self._parameters[name].copy_(tensor)
-        packed_weights.pack(self.model, [self._parameters[name] for name in changed | restored])
+        packed_weights.pack(self.model, [self._parameters[name] for name in parameters])
         self._changed = list(changed)
         self._policy = version
         self.release()

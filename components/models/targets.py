@@ -1,0 +1,160 @@
+"""Layers of a model that have an adapter, under the names by which plain PEFT adapts the same ones.
+
+`all-linear` adapts the language model only: linear layers and fused experts, without routers and the output head. The
+vision tower of a multimodal model is never adapted. A list names layers by the end of their path (`q_proj`, `experts`,
+`mlp.gate`) and may contain `all-linear`, so that `[all-linear, gate]` adds the routers.
+
+transformers stores the experts of a layer as one parameter of three dimensions, which PEFT adapts as a parameter
+(`target_parameters`). PEFT also reads names such as `gate_proj` in some families as the experts of transformers 4, so
+linear layers of these names are named by their parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from components.errors import ResourceError
+
+if TYPE_CHECKING:
+    import torch
+
+    from components.models.spec import LoraSpec
+
+ALL_LINEAR = "all-linear"
+_ROUTERS = ("gate", "router")
+"""Names of a router, beside the experts that it chooses."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Layers with an adapter, as arguments of PEFT's `LoraConfig`."""
+
+    modules: list[str]
+    """Linear layers: the end of their path if it names no other module, else the whole path."""
+    parameters: list[str]
+    """Parameters of other layers, named in the same way."""
+    transposed: bool = False
+    """True for linear layers that store their weight as (inputs, outputs), as GPT-2's do."""
+
+
+def resolve(model: Any, lora: LoraSpec) -> Targets:
+    """Return the layers of a transformers model that `lora` names. Raises ResourceError for a name without a layer, and
+    for dropout on a parameter, which PEFT cannot compute."""
+    body, experts, routers, head = _layers(model)
+    linear = body | head
+    selected = _selected(linear | experts | routers, body | experts, lora.target_modules)
+    as_experts = _names_of_experts(model)
+    modules = {name for name in selected & linear if name.rpartition(".")[2] not in as_experts}
+    parameters = {f"{name}.weight" for name in selected & (linear | routers) - modules}
+    for name in selected & experts:
+        parameters |= {f"{name}.{key}" for key, value in _own(model.get_submodule(name)).items() if value.ndim == 3}
+    if parameters and lora.dropout:
+        raise ResourceError(
+            f"model.lora.dropout = {lora.dropout:g}: PEFT has no dropout for adapters of parameters such as "
+            f"{min(parameters)}; expected 0, or model.lora.target_modules without them"
+        )
+    return Targets(
+        _shortened(modules, (name for name, _ in model.named_modules()), 1),
+        _shortened(parameters, (name for name, _ in model.named_parameters()), 2),
+        any(type(model.get_submodule(name)).__name__ == "Conv1D" for name in modules),
+    )
+
+
+def freeze_towers(model: Any) -> None:
+    """Freeze what is not part of the language model of a multimodal model."""
+    if model.config.get_text_config() is model.config:
+        return
+    trained = {id(parameter) for parameter in model.get_decoder().parameters()}
+    trained |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def adapted_parameters(model: Any, config: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the parameters that an adapter's config names in `target_parameters`, by module, in PEFT's order."""
+    endings = tuple(f".{name}" for name in config.get("target_parameters") or ())
+    by_module: dict[str, list[str]] = {}
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if f".{name}".endswith(endings):
+            module, _, key = name.rpartition(".")
+            by_module.setdefault(module, []).append(key)
+    return by_module
+
+
+def names_of(config: dict[str, Any]) -> str | list[str]:
+    """Return `model.lora.target_modules` of a saved adapter."""
+    modules, parameters = config["target_modules"], config.get("target_parameters") or []
+    return [*modules, *dict.fromkeys(name.rpartition(".")[0] for name in parameters)] if parameters else modules
+
+
+def _layers(model: Any) -> tuple[set[str], set[str], set[str], set[str]]:
+    """Return the names of the linear layers of the language model, of fused experts, of routers and of the output
+    head."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    inside = {id(module) for module in model.get_decoder().modules()}
+    named = {name: module for name, module in model.named_modules() if id(module) in inside}
+    experts = {
+        name
+        for name, module in named.items()
+        if name.endswith("experts") and any(value.ndim == 3 for value in _own(module).values())
+    }
+    blocks = {name.rpartition(".")[0] for name in named if name.endswith(".experts")}
+    routers = {
+        name
+        for name, module in named.items()
+        if _is_in_router(name.split("."), blocks) and "weight" in _own(module) and module.weight.ndim == 2
+    }
+    linear = {name for name, module in named.items() if isinstance(module, torch.nn.Linear | Conv1D)} - routers
+    head = {name for name, module in model.named_modules() if module is model.get_output_embeddings()}
+    return linear, experts, routers, head
+
+
+def _is_in_router(path: list[str], blocks: set[str]) -> bool:
+    return any(path[at] in _ROUTERS and ".".join(path[:at]) in blocks for at in range(1, len(path)))
+
+
+def _selected(layers: set[str], all_linear: set[str], wanted: str | list[str]) -> set[str]:
+    if isinstance(wanted, str) and wanted != ALL_LINEAR:
+        selected = {name for name in layers if re.fullmatch(wanted, name)}
+        missing = [] if selected else [wanted]
+    else:
+        of_name = {
+            name: all_linear if name == ALL_LINEAR else {layer for layer in layers if f".{layer}".endswith(f".{name}")}
+            for name in ([wanted] if isinstance(wanted, str) else wanted)
+        }
+        selected = set().union(*of_name.values())
+        missing = [name for name, names in of_name.items() if not names]
+    if missing:
+        ends = sorted({name.rpartition(".")[2] for name in layers})
+        raise ResourceError(
+            f"model.lora.target_modules: {', '.join(missing)} is no layer of this model that can have an adapter; "
+            f"expected {ALL_LINEAR} or some of {', '.join(ends)}"
+        )
+    return selected
+
+
+def _own(module: Any) -> dict[str, torch.nn.Parameter]:
+    return dict(module.named_parameters(recurse=False))
+
+
+def _names_of_experts(model: Any) -> set[str]:
+    """Return the names that PEFT takes for those of experts in transformers 4, whatever layer has them."""
+    from peft.utils import transformers_weight_conversion as conversion
+
+    family = conversion._MODEL_TO_CONVERSION_PATTERN.get(model.config.model_type, "")
+    return set(conversion._MOE_TARGET_MODULE_MAPPING.get(family, ()))
+
+
+def _shortened(names: set[str], existing: Iterable[str], parts: int) -> list[str]:
+    """Return the last `parts` parts of each name if they name nothing else in the model, else the whole name."""
+
+    def end(name: str) -> str:
+        return ".".join(name.split(".")[-parts:])
+
+    others = {end(name) for name in existing if name not in names}
+    return sorted({name if end(name) in others else end(name) for name in names})

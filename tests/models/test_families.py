@@ -1,0 +1,126 @@
+"""The adapter that is trained, saved, loaded by plain PEFT, merged and sampled from is one and the same, in every
+family of models whose weights transformers renames, joins or transposes."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from components.algorithms.policy.adapter import Adapter
+from components.algorithms.policy.full_finetuning import FullFinetuning
+from components.errors import ArtifactError, ResourceError
+from components.models import trained_weights
+from components.models.spec import LoraSpec, ModelSpec
+from components.models.stored_names import to_parameters
+from tests.models.families import FAMILIES, write
+
+IDS = torch.arange(3, 27).unsqueeze(0) * 7 % 250 + 3
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("families")
+    return functools.cache(lambda family: write(family, folder / family))
+
+
+def plain(folder):
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}  # the others have no float64
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **eager).eval()
+
+
+@torch.no_grad()
+def logprobs(model):
+    """Return those of the model in float64."""
+    logprobs = torch.log_softmax(model.double()(input_ids=IDS).logits, -1)
+    model.float()
+    return logprobs
+
+
+def spec(base_dir, **lora):
+    return ModelSpec(name=str(base_dir), lora=LoraSpec(rank=4, alpha=8.0, **lora))
+
+
+def perturbed(parameters):
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_reader_of_an_adapter_has_the_trained_policy(family, folders, tmp_path):
+    base_dir = folders(family)
+    adapter = Adapter(plain(base_dir), spec(base_dir), seed=0)
+    perturbed(adapter.parameters)
+    adapter.save(tmp_path / "adapter")
+    adapter.check_saved(tmp_path / "adapter", base_dir)
+    trained = logprobs(adapter.model)
+    assert (trained - logprobs(plain(base_dir))).abs().max() > 1
+    torch.testing.assert_close(logprobs(PeftModel.from_pretrained(plain(base_dir), tmp_path / "adapter")), trained)
+    trained_weights.merge(base_dir, tmp_path / "adapter", tmp_path / "merged")
+    merged = plain(tmp_path / "merged")
+    changed = {
+        name
+        for name, tensor in plain(base_dir).state_dict().items()
+        if not torch.equal(tensor, merged.state_dict()[name])
+    }
+    sampled = to_parameters(base_dir, dict(trained_weights.changed_tensors(base_dir, tmp_path / "adapter")))
+    assert changed == sampled.keys()
+    assert all(torch.equal(merged.get_parameter(name), tensor) for name, tensor in sampled.items())
+    assert not any(".gate.weight" in name or "router" in name or "vision" in name for name in changed)
+    assert any("experts" in name for name in changed) == (family not in ("gpt2", "gemma3"))
+    torch.testing.assert_close(logprobs(merged), trained, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3", "gpt2"])
+def test_all_weights_are_written_back_under_the_names_of_the_files(family, folders, tmp_path):
+    base_dir = folders(family)
+    whole = FullFinetuning(plain(base_dir), ModelSpec(name=str(base_dir), lora=None), base_dir)
+    with whole.as_reference():
+        torch.testing.assert_close(logprobs(whole.model), logprobs(plain(base_dir)))
+    perturbed(whole.parameters)
+    whole.save(tmp_path / "weights")
+    trained = logprobs(whole.model)
+    trained_weights.merge(base_dir, tmp_path / "weights", tmp_path / "merged")
+    assert torch.equal(logprobs(plain(tmp_path / "merged")), trained)
+    assert not any("vision" in name for name in load_file(tmp_path / "weights" / trained_weights.FILE))
+    again = FullFinetuning(plain(base_dir), ModelSpec(name=str(base_dir), lora=None), base_dir)
+    again.load(tmp_path / "weights")
+    assert torch.equal(logprobs(again.model), trained)
+
+
+def test_named_layers_are_adapted_and_routers_only_on_request(folders):
+    def trained(family, *names, **lora):
+        base_dir = folders(family)
+        parameters = Adapter(plain(base_dir), spec(base_dir, target_modules=list(names), **lora), seed=0).parameters
+        return {name.partition(".lora_")[0].removeprefix("base_model.model.model.") for name in parameters}
+
+    experts = {"layers.0.mlp.experts", "layers.0.mlp.experts.base_layer"}
+    routed = trained("qwen3_moe", "all-linear", "gate")
+    assert routed - trained("qwen3_moe", "all-linear") == {"layers.0.mlp.gate", "layers.1.mlp.gate"}
+    assert experts < routed
+    assert trained("qwen3_moe", "layers.0.mlp.experts") == experts
+    assert trained("deepseek_v3", "layers.0.mlp.gate_proj") == {"layers.0.mlp.gate_proj"}
+    assert all("language_model" in name for name in trained("gemma3", "q_proj"))
+    assert trained("mixtral", "lm_head") == {"base_model.model.lm_head"}
+    with pytest.raises(ResourceError, match=r"gate_proj, wq is no layer .* all-linear or some of experts, gate,"):
+        trained("qwen3_moe", "q_proj", "gate_proj", "wq")
+    with pytest.raises(ResourceError, match=r"model.lora.dropout = 0.1: .*experts\.down_proj; expected 0"):
+        trained("qwen3_moe", "experts", dropout=0.1)
+
+
+def test_a_config_that_names_fewer_layers_than_were_trained_ends_the_training(folders, tmp_path):
+    """The tensors of the file then have no layer in plain PEFT."""
+    base_dir = folders("qwen3_moe")
+    adapter = Adapter(plain(base_dir), spec(base_dir), seed=0)
+    adapter.save(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"target_parameters": None}))
+    with pytest.raises(ArtifactError, match=r"PEFT reads another .*experts.* differs, and 11 more"):
+        adapter.check_saved(tmp_path, base_dir)
