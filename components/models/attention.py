@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError
-from components.models.layer_kinds import other_layers
+from components.models.layer_kinds import stateful_layers
 
 if TYPE_CHECKING:
     import torch
@@ -118,17 +118,21 @@ def _by_formula(
     return (weights.to(value.dtype) @ value[:, :, None]).flatten(1, 2)
 
 
+def beyond_slots(model: Any) -> list[str]:
+    """Return what a model has that a table of keys and values, of one shape for all layers, cannot store."""
+    config, reasons = model.config.get_text_config(), stateful_layers(model)
+    if getattr(config, "kv_lora_rank", None):
+        reasons.append("latent attention")
+    if getattr(config, "num_kv_shared_layers", None):
+        reasons.append("layers that share keys and values")
+    return reasons
+
+
 def refuse_inexact(config: Any, max_length: int, name: str) -> None:
-    """Raise ResourceError for models that cached keys and values do not compute exactly, for sequences of up to
+    """Raise ResourceError for models that depend on more than the tokens and their positions, for sequences of up to
     `max_length` tokens."""
     rope = getattr(config, "rope_parameters", None) or {}
-    unsupported = other_layers(config)
-    if not getattr(config, "num_attention_heads", None):
-        unsupported.append("layers without attention")
-    if getattr(config, "kv_lora_rank", None):
-        unsupported.append("latent attention")
-    if getattr(config, "num_kv_shared_layers", None):
-        unsupported.append("layers that share keys and values")
+    unsupported = []
     if getattr(config, "attn_temperature_tuning", None) and config.floor_scale < max_length:
         unsupported.append(f"a temperature by position beyond {config.floor_scale} tokens")
     if rope.get("rope_type") == "longrope" and rope["original_max_position_embeddings"] < max_length:

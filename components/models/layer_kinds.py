@@ -6,7 +6,7 @@ whatever the mask says. A layer with sparse attention chooses its keys among all
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,14 +17,9 @@ KEY_VALUE_LAYERS = frozenset(
 """Layer types of transformers that attend to keys and values, or compute each token by itself."""
 
 
-def other_layers(config: Any) -> list[str]:
-    """Return the layer types of a text config that are not in `KEY_VALUE_LAYERS`, sorted."""
-    return sorted(set(getattr(config, "layer_types", None) or []) - KEY_VALUE_LAYERS)
-
-
 def stateful_layers(model: PreTrainedModel) -> list[str]:
-    """Return the names of a model's layers that read a state or choose their keys, sorted: the layer types that its
-    config declares, and the classes of modules with a convolution over the tokens."""
+    """Return the names of a model's layers that read a state or choose their keys, sorted: the classes of modules with
+    a convolution over the tokens or, without any, the layer types of the config that are not in `KEY_VALUE_LAYERS`."""
     import torch
 
     convolving = {
@@ -33,5 +28,6 @@ def stateful_layers(model: PreTrainedModel) -> list[str]:
         for child in module.children()
         if isinstance(child, torch.nn.Conv1d)
     }
-    names = sorted(convolving) or other_layers(model.config.get_text_config())
+    declared = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    names = sorted(convolving) or sorted(declared - KEY_VALUE_LAYERS)
     return names or (["recurrent layers"] if model._is_stateful else [])

@@ -65,26 +65,15 @@ LONG = {
     "long_factor": [2.0] * 48,
 }
 REFUSED = {
-    "qwen3_next": ({}, "linear_attention"),
-    "gemma3n_text": ({}, "layers that share keys and values"),
     "llama4_text": ({"floor_scale": 1024}, "a temperature by position beyond 1024 tokens"),
-    "deepseek_v3": ({}, "latent attention"),
-    "mamba": ({}, "layers without attention"),
     "phi3": (
         {"rope_parameters": LONG, "original_max_position_embeddings": 1024, "sliding_window": None},
         "positions that change beyond 1024 tokens",
     ),
 }
 TAKEN = {
-    "llama": {},
-    "qwen3": {},
-    "gpt2": {},
-    "mistral": {"sliding_window": 1000},
-    "gemma2": {},
-    "gpt_oss": {},
     "llama4_text": {},
     "phi3": {"rope_parameters": LONG, "original_max_position_embeddings": 4096, "sliding_window": 4096},
-    "smollm3": {},
 }
 
 

@@ -106,9 +106,7 @@ class Batch:
 
     def release(self) -> None:
         """Free the cache; it is allocated again on use."""
-        self.cache = KVSlots(
-            self.model.config.get_text_config(), self.slots, self.max_length, self.model.dtype, self.device
-        )
+        self.cache = self._new_cache()
         self._held: list[list[int]] = [[] for _ in range(self.slots)]
         """Tokens whose keys and values are in each slot."""
         self._used = [0] * self.slots
@@ -119,6 +117,9 @@ class Batch:
         self._partitioned_at = 0
         """Cached tokens of the first of them then."""
         self._sharing: Sharing | None = None
+
+    def _new_cache(self) -> Any:
+        return KVSlots(self.model.config.get_text_config(), self.slots, self.max_length, self.model.dtype, self.device)
 
     def park_cancelled_rows(self) -> None:
         """Remove the active rows whose callers have gone."""
@@ -140,8 +141,7 @@ class Batch:
             ):
                 continue
             slot = self._slot_for(donor, prefix)
-            if slot != donor:
-                self.cache.copy(donor, slot, prefix)
+            self.cache.copy(donor, slot, prefix)
             self._held[slot] = row.prompt[:prefix]
             row.slot, row.cached = slot, prefix
             self._swap(slot, len(self.active))
@@ -278,7 +278,16 @@ class Batch:
             raise PassInterrupted
         self.counters["passes"] += 1
         self.progressed = time.monotonic()
-        tokens, positions = tokens.to(self.device), positions.to(self.device)
+        return self._compute(tokens.to(self.device), positions.to(self.device), rows, logits, sharing)
+
+    def _compute(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        rows: slice | torch.Tensor,
+        logits: int | None,
+        sharing: Sharing | None,
+    ) -> torch.Tensor:
         mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions, sharing)
         return self.model(
             input_ids=tokens,

@@ -41,6 +41,7 @@ from components.errors import (
     EngineBusy,
     EngineError,
     PromptRefused,
+    ResourceError,
     SpecError,
     StalePolicy,
 )
@@ -57,9 +58,11 @@ from components.inference.protocol import (
     TextRequest,
 )
 from components.inference.token_texts import added_tokens, text_prompt
+from components.inference.transformers import row_caches
 from components.inference.transformers.batch import Batch, PassInterrupted, Row, Turns
 from components.inference.transformers.kv_slots import heads_and_dim
 from components.inference.transformers.sampling import LogitEditor
+from components.inference.transformers.state_batch import StateBatch
 from components.models import attention, packed_weights, trained_weights
 from components.models.stored_names import to_parameters
 from components.models.weights import load_model, load_tokenizer, pick_device
@@ -74,7 +77,7 @@ class TransformersEngine:
     base_dir: local model folder. max_length: maximum sequence length in tokens. slots: maximum number of concurrent
     conversations, reduced if their cache would exceed `cache_bytes`: by default 8 GB of memory, or a quarter of a GPU.
     turns: shared by the engines that compute one after the other.
-    Raises ResourceError for models that it cannot run exactly (recurrent layers, latent attention, no chat template).
+    Raises ResourceError for models that it cannot run exactly (a cache of their own, no chat template).
     """
 
     def __init__(
@@ -94,14 +97,10 @@ class TransformersEngine:
         self.format = ChatFormat(self.tokenizer)
         self.model = load_model(self.base_dir, dtype=dtype, device=self.device)
         self.config = self.model.config.get_text_config()
-        self.max_length = min(max_length, self.config.max_position_embeddings)
+        self._most_tokens = getattr(self.config, "max_position_embeddings", None) or max_length
+        self.max_length = min(max_length, self._most_tokens)
         attention.refuse_inexact(self.config, self.max_length, self.base_dir.name)
-        self.model.set_attn_implementation(attention.register())
         packed_weights.pack(self.model)
-        heads, dim = heads_and_dim(self.config)
-        size = self.config.num_hidden_layers * heads * dim * self.model.dtype.itemsize
-        per_sequence = 2 * size * self.max_length
-        self.slots = max(1, min(slots, (cache_bytes or default_cache_bytes(self.device)) // per_sequence))
         self.stop_ids = stop_ids(self.model.generation_config.eos_token_id, self.format)
         self._parameters = dict(
             self.model.named_parameters(remove_duplicate=False)
@@ -115,11 +114,30 @@ class TransformersEngine:
         self._waiting: list[Row] = []
         self._task: asyncio.Task | None = None
         self._turns = turns or Turns()
-        self.batch = Batch(
-            self.model, slots=self.slots, max_length=self.max_length, device=self.device, stop_ids=self.stop_ids
-        )
+        self.batch = self._new_batch(slots, cache_bytes or default_cache_bytes(self.device))
+        self.slots = self.batch.slots
         self.counters = self.batch.counters
         self._grammars = Grammars(self.format, self._vocabulary, self.stop_ids)
+
+    def _new_batch(self, slots: int, cache_bytes: int) -> Batch:
+        """Return a batch of at most `slots` sequences whose cache fits `cache_bytes`. Raises ResourceError for a model
+        whose cache cannot be used."""
+        arguments: dict[str, Any] = {"max_length": self.max_length, "device": self.device, "stop_ids": self.stop_ids}
+        if reasons := attention.beyond_slots(self.model):
+            try:
+                continues = row_caches.check(self.model)
+            except ResourceError as error:
+                raise ResourceError(
+                    f"{self.base_dir.name} ({', '.join(reasons)}) cannot be run exactly here: {error}. Choose another "
+                    "model, or engine=vllm"
+                ) from error
+            per_sequence = row_caches.RowCaches(self.model, 1, continues=continues).bytes_of(self.max_length)
+            slots = max(1, min(slots, cache_bytes // per_sequence))
+            return StateBatch(self.model, continues=continues, slots=slots, **arguments)
+        self.model.set_attn_implementation(attention.register())
+        heads, dim = heads_and_dim(self.config)
+        per_sequence = 2 * self.config.num_hidden_layers * heads * dim * self.model.dtype.itemsize * self.max_length
+        return Batch(self.model, slots=max(1, min(slots, cache_bytes // per_sequence)), **arguments)
 
     @property
     def policy(self) -> str:
@@ -344,7 +362,7 @@ class TransformersEngine:
         room = self.max_length - len(prompt)
         if room < min(request.sampling.max_tokens, 1):
             text = f"the prompt has {len(prompt)} tokens; prompt and answer have at most {self.max_length}"
-            raisable = self.max_length < self.config.max_position_embeddings
+            raisable = self.max_length < self._most_tokens
             raise ContextOverflow(text, f"; {'raise model.max_length or ' if raisable else ''}shorten the task")
         if not prompt:
             raise PromptRefused("the prompt has no tokens")

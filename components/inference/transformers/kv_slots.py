@@ -45,7 +45,8 @@ class KVSlots:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a slot to another."""
-        self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
+        if source != target:
+            self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
 
     def swap(self, a: int, b: int, length: int) -> None:
         """Swap two slots. length: length of the longer one."""
