@@ -106,7 +106,8 @@ class ChatFormat:
                 f"the chat template of {name} does not render the content of an assistant message; expected a template "
                 "that reads content as text, not as a list of parts. Choose another model"
             )
-        special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
+        added = self.tokenizer.added_tokens_decoder  # Gemma's have line breaks among them, which end no message
+        special = set(self.tokenizer.all_special_ids) | {i for i, token in added.items() if str(token).strip()}
         tail, common = (self.encode(text.rpartition("stem")[2]) for text in (last, earlier))
         start = next((place for place, token in enumerate(tail) if token in special), None)
         if start is None:

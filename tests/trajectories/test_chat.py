@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -235,6 +236,11 @@ def test_no_template_is_refused_by_name(make_format):
 def test_no_end_of_message_is_refused(make_format):
     with pytest.raises(ResourceError, match="does not mark where an assistant message ends"):
         make_format(ENDLESS)
+
+
+def test_an_added_token_of_space_ends_no_message():
+    """Gemma's tokenizer has line breaks as added tokens, and one after each end of a turn."""
+    assert chat_format(replace(FAMILIES["gemma3"], added=("\n",))).end == "<end_of_turn>"
 
 
 def test_a_template_that_refuses_everything_is_refused(make_format):
