@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -38,25 +38,57 @@ class Reach:
 FULL = Reach()
 
 
-class Paths(torch.Tensor):
-    """Attention of a pass: a (B, T) mask of ones that passes unchanged through a model to its mask function."""
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Attention of a pass of (rows, tokens), which a model takes for a mask of ones and hands to its mask function. A
+    model that computes anything else from it gets a ResourceError: places in a row are no positions."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
     mask: Callable[[Reach], Any]
     """Returns the mask of the layers with a reach."""
+    shape: tuple[int, int]
+    ndim: int = 2
 
     def to(self, *_: Any, **__: Any) -> Paths:
         return self
 
-    def view(self, *_: Any, **__: Any) -> Paths:
+    def view(self, *_: Any) -> Paths:
         return self
+
+    def cumsum(self, dim: int) -> _Counts:
+        return _Counts(self.shape)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if function is torch.zeros_like else _refuse()
+
+    def __getitem__(self, place: Any) -> Any:
+        _refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise ResourceError("it computes with its attention mask in a way of its own")
+
+
+class _Counts:
+    """Numbers of tokens up to each place of a row, which are compared with 0 to find padding at the front."""
+
+    def __init__(self, shape: tuple[int, int]):
+        self.shape = shape
+
+    def __eq__(self, other: object) -> Any:
+        return torch.zeros(self.shape, dtype=torch.bool)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def paths(mask: Callable[[Reach], Any], rows: int, tokens: int) -> Paths:
     """Return the attention of a pass of (rows, tokens), whose masks `mask` makes once for each reach."""
-    ones = torch.ones(rows, tokens, dtype=torch.bool).as_subclass(Paths)
-    ones.mask = functools.cache(mask)
-    return ones
+    return Paths(functools.cache(mask), (rows, tokens))
 
 
 def layer_mask(
@@ -70,7 +102,7 @@ def layer_mask(
         request |= {"allow_is_causal_skip": False, "mask_function": mask_function, "attention_mask": attention_mask}
         return sdpa_mask(**request)
     if request.get("use_vmap"):
-        raise ResourceError(f"{request['config'].model_type} adds a rule of its own to the mask of attention")
+        _refuse()
     return attention_mask.mask(_reach(mask_function, local_size))
 
 

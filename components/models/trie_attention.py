@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from components.models.masks import FULL, Paths, Reach, paths
@@ -114,14 +115,17 @@ def attend(
     cap: float | None = None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention output (1, H, N, D) of query (1, H, N, D), key and value (1, K, N, D). cap: of the scores.
-    sinks_H: score of each head's attention sink."""
+    """Return the attention output (1, H, N, D) of query (1, H, N, D), key and value (1, K, N, D). The size of
+    values and output may differ from that of queries and keys (latent attention). cap: of the scores. sinks_H: score of
+    each head's attention sink."""
     if isinstance(trie_mask, BlockMask):
         return _flex(query, key, value, trie_mask, scale, cap, sinks_H)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     parts = trie_mask.blocks if cap is None else trie_mask.small_blocks
+    width, size = max(query.shape[-1], value.shape[-1]), value.shape[-1]
+    query, key, value = (functional.pad(tensor, (0, width - tensor.shape[-1])) for tensor in (query, key, value))
     out: torch.Tensor = _TrieAttention.apply(query, key, value, sinks_H, parts, scale, cap)
-    return out
+    return out[..., :size]
 
 
 def _flex(

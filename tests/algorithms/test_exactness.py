@@ -50,6 +50,8 @@ RECURRENT = transformers.Qwen3NextConfig(
     linear_value_head_dim=8,
     num_experts=0,
 )
+BIASED = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)
+"""Biases by distance, computed from the padding."""
 TEMPERATURE = transformers.Llama4TextConfig(
     **SMALL, attn_temperature_tuning=True, floor_scale=4, no_rope_layers=[1, 0], moe_layers=[]
 )
@@ -59,6 +61,7 @@ GIVEN = [
 ]
 
 
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 WINDOW = {"sliding_window": 6}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -80,6 +83,10 @@ FAMILIES = {
     "Glm": {},
     "Glm4": {},
     "SmolLM3": {"no_rope_layers": [1, 0]},
+    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "DeepseekV3": {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8}
+    | {"qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+    | {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
     "Llama4Text": {"moe_layers": []}
     | {"attention_chunk_size": 6, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]}
     | {"attn_temperature_tuning": False, "intermediate_size_mlp": 48},
@@ -137,8 +144,12 @@ def backward_alone(policy: Policy, sequences: list[TokenSequence]) -> torch.Tens
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT, of experts that this model does not have
 @pytest.mark.parametrize(
     ("config", "why"),
-    [(TEMPERATURE, "whose temperature depends on the place of a token in its row"), (RECURRENT, "GatedDeltaNet")],
-    ids=["temperature", "recurrent"],
+    [
+        (TEMPERATURE, "whose temperature depends on the place of a token in its row"),
+        (RECURRENT, "GatedDeltaNet"),
+        (BIASED, "own"),
+    ],
+    ids=["temperature", "recurrent", "biased"],
 )
 def test_what_a_trie_cannot_say_is_computed_in_padded_rows(tmp_path, config, why, caplog):
     policy = Policy(tmp_path, save(tmp_path, config), seed=0)

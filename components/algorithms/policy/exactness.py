@@ -113,10 +113,12 @@ def _refuse_changing_positions(model: PreTrainedModel, max_length: int) -> None:
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = rope.values() if all(isinstance(options, dict) for options in rope.values()) else [rope]
     for options in kinds:
+        if options.get("rope_type") not in ("longrope", "dynamic"):
+            continue
         longest = (
             options.get("original_max_position_embeddings") or model.config.get_text_config().max_position_embeddings
         )
-        if options.get("rope_type") in ("longrope", "dynamic") and longest < max_length:
+        if longest < max_length:
             raise ResourceError(
                 f"{_name(model)} ({type(model).__name__}) cannot be trained exactly on sequences of more than "
                 f"{longest} tokens: its rotary positions change with the longest sequence of a batch. Set "
@@ -162,10 +164,17 @@ def _logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
 
 
 def separate_logprobs(model: PreTrainedModel, sequences: Sequence[TokenSequence]) -> torch.Tensor:
-    """Return the (S,) log-probabilities of the targets, each sequence by itself."""
+    """Return the (S,) log-probabilities of the targets, each sequence by itself. Raises ResourceError for models that
+    transformers fails to compute."""
     logprobs = []
     for sequence in sequences:
-        logps_TV = _logits(model, sequence.token_ids).log_softmax(-1)
+        try:
+            logps_TV = _logits(model, sequence.token_ids).log_softmax(-1)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            text = f"{_name(model)} ({type(model).__name__}) cannot be computed: {type(error).__name__}: {error}"
+            raise ResourceError(text) from error
         logprobs += [logps_TV[target - 1, sequence.token_ids[target]] for target in sequence.targets]
     return torch.stack(logprobs)
 
@@ -185,6 +194,8 @@ def _difference(policy: PackedPolicy, sequences: Sequence[TokenSequence], alone_
             packed_S, _ = policy.logprobs(_packed(sequences), Cut())
     except torch.OutOfMemoryError:
         raise
+    except ResourceError as error:
+        return str(error)
     except Exception as error:  # noqa: BLE001  a model may fail in any way on an unknown mask
         return f"{type(error).__name__}: {error}"
     mean_difference = (packed_S - alone_S).abs().mean().item()

@@ -42,7 +42,7 @@ class LogitHead:
 
 def decoder(model: PreTrainedModel) -> Any:
     """Return the part of a causal language model that computes its hidden states."""
-    body = model.base_model
+    body = model.get_decoder()
     return body if body is not model else model.model  # Llama 4 names its part otherwise than its class says
 
 
