@@ -99,9 +99,7 @@ LONG = [
 
 
 def family(name: str) -> transformers.PreTrainedConfig:
-    return getattr(transformers, f"{name}Config")(
-        **SMALL, pad_token_id=0, bos_token_id=1, eos_token_id=2, **FAMILIES[name]
-    )
+    return getattr(transformers, f"{name}Config")(**(SMALL | ENDS | FAMILIES[name]))
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")  # PEFT, of GPT-2's transposed layers
