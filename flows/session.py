@@ -183,7 +183,7 @@ def _open_terminal(checked: _Checked, stack: ExitStack) -> _Terminal:
     interruption = stack.enter_context(Interruption())
     for model in (spec.model, *spec.teachers(), *spec.judges()):
         check_weights(model, context.cache)
-    _check_deployable(spec, context)
+    _check_model(spec, context)
     stack.enter_context(redirect_stdout(sys.stderr))  # stdout is for the result only
     console = Console()
     log = checked.root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -302,14 +302,18 @@ def _execute(
     return result
 
 
-def _check_deployable(spec: ExperimentSpec, context: Context) -> None:
-    """Raise ResourceError if the model cannot be exported in the requested formats or deployed to the target."""
+def _check_model(spec: ExperimentSpec, context: Context) -> None:
+    """Raise ResourceError if the engine cannot generate with the trained model, or if it cannot be exported in the
+    requested formats or deployed to the target."""
     from components.models.weights import folder
 
     deploy, base = spec.deploy, folder(spec.model, context.cache)
+    is_here = (base / "config.json").is_file()  # otherwise checked after the download
+    if is_here:
+        spec.inference.check_model(spec.model, base)
     if deploy.mode == "none":
         return
-    if "gguf" in deploy.formats and (base / "config.json").is_file():  # otherwise checked after the download
+    if "gguf" in deploy.formats and is_here:
         from components.deployment.gguf import check_architecture
 
         check_architecture(base)

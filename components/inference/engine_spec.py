@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from components.errors import Problem, SpecError
@@ -72,6 +73,10 @@ class EngineSpec(Spec):
     def check_prerequisites(self) -> None:
         """Raise ResourceError if something is missing without which the engine cannot be built: an API key, or the
         environment of its server."""
+
+    def check_model(self, model: ModelSpec, base_dir: Path) -> None:
+        """Raise ResourceError if the engine cannot generate with the adapters that `model` trains. base_dir: folder of
+        the model."""
 
     def lacks_tokens(self, use: str) -> Problem:
         """Return the problem of an engine without token ids. use: what needs them."""

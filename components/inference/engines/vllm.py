@@ -29,7 +29,7 @@ SERVER_FIELDS = ("python", "port", "max_lora_rank", "max_loras", "gpu_memory", "
 OURS = {
     "host", "port", "model", "served-model-name", "dtype", "max-model-len", "enable-lora", "max-lora-rank", "max-loras",
     "logprobs-mode", "generation-config", "trust-remote-code", "api-key", "enable-sleep-mode",
-    "structured-outputs-config", "structured-outputs-config.backend", "tokenizer",
+    "enable-mixed-moe-lora-format", "structured-outputs-config", "structured-outputs-config.backend", "tokenizer",
 }  # fmt: skip
 """Server options that the run sets from the rest of the configuration, or that are not allowed."""
 
@@ -121,6 +121,12 @@ class VllmSpec(EngineSpec):
         self.key()
         if not self.urls:
             _ = self.interpreter
+
+    def check_model(self, model: ModelSpec, base_dir: Path) -> None:
+        from components.inference.vllm.adapters import check_layers
+
+        if model.lora is not None:
+            check_layers(base_dir, model.lora.target_modules)
 
     def for_rank(self, rank: int) -> VllmSpec:
         # The server needs the rank before the first adapter exists; stages that collect do not know it.

@@ -22,6 +22,7 @@ from components.bounded_reply import limits_with_tokens
 from components.errors import ContextOverflow, ResourceError, StalePolicy
 from components.inference.growing_text import GrowingText, growing_response
 from components.inference.protocol import ChatRequest, Increment, TokenLogprobs
+from components.inference.vllm.adapters import joins_experts
 from components.json_client import Client, RefusalCheck, fail_on_invalid_answer, ignore_body
 from components.json_reply import MAX_QUOTED, FailedAttempt, Reply
 from components.json_text import read_json
@@ -224,6 +225,8 @@ class VllmClient(Client):
         if (listed := self.adapter_folder(name)) != folder:
             # In place only if another folder has the name.
             body = {"lora_name": name, "lora_path": folder, "load_inplace": listed is not None}
+            if joins_experts(Path(folder)):
+                body["is_3d_lora_weight"] = True
             self.now("POST", "/v1/load_lora_adapter", body, ignore_body, _not_loaded(name, folder))
         if (listed := self.adapter_folder(name)) != folder:
             raise StalePolicy(f"{self.url} was given {name} from {folder}, and lists it from {listed}")

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from components.errors import ContextOverflow, EngineError, Problem, ResourceError, SpecError, StalePolicy
 from components.inference.conversations import Conversations, key_of, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
+from components.inference.vllm.adapters import check_adapter
 from components.inference.vllm.client import GrammarRefused, Increments, Sampled, UnknownAdapter, VllmClient
 from components.inference.vllm.forms import ServerForm, ServerForms
 from components.models import trained_weights
@@ -161,6 +162,7 @@ class VllmEngine:
                     f"{folder} holds all weights, and a vLLM server is given adapters: train one (model.lora.rank=16), "
                     "or take inference=embedded"
                 )
+            check_adapter(self.base_dir, Path(folder))
             for client in self._clients:
                 self._load_adapter(client, name)
         self._policy = version

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError, WaitTimeout
+from components.inference.vllm.adapters import MIXED_FORMAT, has_experts
 from components.inference.vllm.launch import RANKS, flags, vllm_environment, vllm_on_cpu
 from components.models.byte_level import byte_level_tokenizer
 from components.models.spec import ModelSpec
@@ -186,6 +187,7 @@ def options(
         rank = spec.max_lora_rank or model.lora.rank
         values |= {"enable-lora": True, "max-loras": spec.max_loras}
         values["max-lora-rank"] = next(supported for supported in RANKS if supported >= rank)
+        values[MIXED_FORMAT] = has_experts(base_dir)
     if on_cpu:
         values["enforce-eager"] = True
     else:

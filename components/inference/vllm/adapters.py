@@ -1,0 +1,63 @@
+"""Adapters that vLLM applies whole, by the source of version 0.32.
+
+vLLM ignores tensors that have no layer of their name, so a family whose layers have other names there would be sampled
+without a part of the policy. Joined experts are read as PEFT writes them by a server with
+`--enable-mixed-moe-lora-format`, if the request to load them says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from components.errors import ResourceError
+from components.json_text import read_json
+from components.models.targets import ALL_LINEAR, names_of
+
+MIXED_FORMAT = "enable-mixed-moe-lora-format"
+"""Option of a server that loads adapters of joined experts."""
+_NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_SAME_NAMES = {
+    "qwen2_moe", "qwen3_moe", "qwen3_next", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe",
+    "gpt_oss",
+}  # fmt: skip
+"""Families whose experts and routers have the same names in transformers and vLLM."""
+
+
+def has_experts(base_dir: Path) -> bool:
+    """Return True for a mixture of experts."""
+    config = _text_config(base_dir)
+    return any(config.get(name) for name in _NUMBERS_OF_EXPERTS)
+
+
+def joins_experts(folder: Path) -> bool:
+    """Return True for an adapter whose experts are joined."""
+    parameters = read_json(folder / "adapter_config.json").get("target_parameters") or ()
+    return any(".experts." in f".{name}" for name in parameters)
+
+
+def check_adapter(base_dir: Path, folder: Path) -> None:
+    """Raise ResourceError if vLLM would leave out a part of a saved adapter."""
+    check_layers(base_dir, names_of(read_json(folder / "adapter_config.json")))
+
+
+def check_layers(base_dir: Path, names: str | list[str]) -> None:
+    """Raise ResourceError if vLLM would leave out the adapters of some layers. names: `model.lora.target_modules`."""
+    config, names = _text_config(base_dir), [names] if isinstance(names, str) else names
+    family, ends = config.get("model_type"), {name.rpartition(".")[2] for name in names}
+    if has_experts(base_dir) and family not in _SAME_NAMES and ends & {ALL_LINEAR, "experts", "gate", "router"}:
+        layers = f"the experts and routers of {family}, whose names in vLLM 0.32 are others or not known"
+    elif config.get("kv_lora_rank") and ends & {ALL_LINEAR, "kv_b_proj"}:
+        layers = "kv_b_proj of latent attention, which vLLM 0.32 multiplies into other weights when it starts"
+    else:
+        return
+    raise ResourceError(
+        f"model.lora.target_modules = {', '.join(names)}: with inference=vllm an adapter would be sampled without its "
+        f"part for {layers}. Name other layers, such as [q_proj, o_proj], or set inference=embedded"
+    )
+
+
+def _text_config(base_dir: Path) -> Mapping[str, Any]:
+    config = read_json(base_dir / "config.json")
+    return config.get("text_config") or config

@@ -1,0 +1,53 @@
+"""Adapters of experts on a vLLM server: what it applies whole is asked for in its form, the rest is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+
+from components.errors import ResourceError
+from components.inference.engines.vllm import VllmSpec
+from components.inference.vllm.server import options
+from components.models.spec import LoraSpec
+from tests.deployment.tiny import TINY, write_adapter
+from tests.inference.test_vllm import seen
+
+MIXED = "--enable-mixed-moe-lora-format"
+
+
+def test_an_adapter_that_vllm_would_apply_in_part_is_refused(tmp_path):
+    latent = {"model_type": "deepseek_v3", "n_routed_experts": 4, "kv_lora_rank": 32}
+    for config, names, refused in (
+        ({"model_type": "llama"}, "all-linear", None),
+        ({"model_type": "qwen3_moe", "num_experts": 4}, ["all-linear", "gate"], None),
+        ({"text_config": {"model_type": "gemma3_text"}, "model_type": "gemma3"}, "all-linear", None),
+        ({"model_type": "mixtral", "num_local_experts": 4}, "all-linear", "experts and routers of mixtral"),
+        ({"model_type": "mixtral", "num_local_experts": 4}, ["q_proj", "mlp.experts"], "experts and routers"),
+        ({"model_type": "mixtral", "num_local_experts": 4}, ["q_proj", "gate_proj"], None),
+        (latent, "all-linear", "kv_b_proj of latent attention"),
+        (latent, ["o_proj", "experts"], None),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        model = TINY.model_copy(update={"lora": LoraSpec(target_modules=names)})
+        with pytest.raises(ResourceError, match=refused) if refused else contextlib.nullcontext():
+            VllmSpec().check_model(model, tmp_path)
+
+
+def test_a_server_of_experts_loads_them_joined(base_dir, tmp_path):
+    assert MIXED not in options(VllmSpec(), TINY, base_dir, 8123, on_cpu=False)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 4}))
+    assert MIXED in options(VllmSpec(), TINY, tmp_path, 8123, on_cpu=False)
+
+
+def test_joined_experts_are_announced(start, connect, base_dir, tmp_path):
+    server, adapter_dir = start(), write_adapter(base_dir, tmp_path / "adapter", seed=0)
+    engine = connect(server)
+    engine.load_policy("v1", str(adapter_dir))
+    config = json.loads((adapter_dir / "adapter_config.json").read_text())
+    joined = config | {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]}
+    (adapter_dir / "adapter_config.json").write_text(json.dumps(joined))
+    engine.load_policy("v2", str(adapter_dir))
+    loads = seen(server, "/v1/load_lora_adapter")
+    assert [body.get("is_3d_lora_weight") for body in loads] == [None, True]
