@@ -57,7 +57,7 @@ class TokenChecks:
                     self._check_text(number, message.role, part)
 
     def _check_text(self, number: int, role: str, text: str) -> None:
-        if role == "assistant" and (token := self._chat.special_token(text)) is not None:
+        if role == "assistant" and (token := self._chat.special_tokens.first(text)) is not None:
             raise RowProblem(f"message {number} contains the special token {token}", "tokenizer")
         if not self._lossless and not self._preserved(text):
             raise RowProblem(f"message {number} has characters that the tokenizer cannot hold", "tokenizer")

@@ -17,15 +17,18 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 from components.errors import EspalierError, Problem, SpecError
+from components.inference.vllm.parsers import PYTHONIC, REASONING, TOOL_CALLS
 from components.specs.served import SERVER_KEY_VARIABLE
 
 PORT = 8000
 Kind = Literal["transformers", "vllm"]
 BUCKET = re.compile(r"(s3|gs|r2|cos|oci|https)://\S+")
+VLLM_FLAGS = ("dtype", "tool-call-parser", "reasoning-parser")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -37,10 +40,9 @@ def service(
     accelerators: str | None,
     replicas: int,
     max_length: int,
-    dtype: str = "float32",
-    tool_call_parser: str = "pythonic",
+    vllm: Mapping[str, str | None] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the task with its service. dtype, tool_call_parser: of vLLM. Raise SpecError for invalid arguments."""
+    """Return the task with its service. vllm: flags of its server. Raise SpecError for invalid arguments."""
     problems = []
     if not BUCKET.fullmatch(model) and not REPOSITORY.fullmatch(model):
         text = f"{model!r}: expected a bucket (s3://BUCKET/PATH) or a repository of the Hugging Face Hub (owner/name)"
@@ -61,9 +63,8 @@ def service(
         run = (
             f'VLLM_API_KEY="${{{SERVER_KEY_VARIABLE}:?pass --secret {SERVER_KEY_VARIABLE}}}" '
             f"~/vllm/bin/python -m vllm.entrypoints.openai.api_server --model {model_path} --served-model-name {name} "
-            f"--host 0.0.0.0 --port {PORT} --max-model-len {max_length} --dtype {dtype} --enable-auto-tool-choice "
-            f"--tool-call-parser {tool_call_parser}"
-        )
+            f"--host 0.0.0.0 --port {PORT} --max-model-len {max_length} --enable-auto-tool-choice"
+        ) + "".join(f" --{flag} {value}" for flag, value in vllm.items() if value)
     else:
         setup = "make setup"
         fetch = "" if in_bucket else f".venv/bin/hf download {model_path} --local-dir ~/model\n"
@@ -115,11 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-length", type=int, default=2048, help="longest conversation in tokens (%(default)s)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32",
                         help="with vllm: type of the export (%(default)s)")  # fmt: skip
-    parser.add_argument("--tool-call-parser", choices=["pythonic", "hermes"], default="pythonic",
-                        help="with vllm: hermes if the model's own template renders tools (%(default)s)")  # fmt: skip
+    parsers = [PYTHONIC, *sorted(set(TOOL_CALLS.values()))]
+    parser.add_argument("--tool-call-parser", choices=parsers, default=PYTHONIC,
+                        help="with vllm: parser of calls; %(default)s if the model's template has none")  # fmt: skip
+    parser.add_argument("--reasoning-parser", choices=sorted({"deepseek_r1", *REASONING.values()}),
+                        help="with vllm: parser of the family's reasoning; default: none")  # fmt: skip
     options = vars(parser.parse_args(argv))
     try:
-        task = service(options.pop("model"), options.pop("name"), **options)
+        vllm = {flag: options.pop(flag.replace("-", "_")) for flag in VLLM_FLAGS}
+        task = service(options.pop("model"), options.pop("name"), **options, vllm=vllm)
         check(task)
     except EspalierError as error:
         sys.stderr.write(f"{error}\n")

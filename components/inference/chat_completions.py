@@ -94,6 +94,10 @@ class ChatMessage(RequestBody):
     """Field that the npm client adds to responses and sends back; ignored."""
     provider_specific_fields: dict[str, Any] | None = None
     """Field that LiteLLM adds to responses and sends back; ignored."""
+    reasoning_content: str | None = None
+    """Reasoning of an assistant message."""
+    reasoning: str | None = None
+    """The same, as vLLM and OpenRouter name it."""
 
 
 class ChatBody(ChunkedBody, ToolsBody, LogitBody):
@@ -169,6 +173,8 @@ def _message(message: ChatMessage, path: str, context: RequestContext, problems:
         result["tool_call_id"] = message.tool_call_id
     if message.name is not None:
         result["name"] = message.name
+    if message.role == "assistant" and (reasoning := message.reasoning_content or message.reasoning):
+        result["reasoning"] = reasoning
     return result
 
 
@@ -204,11 +210,13 @@ class _Choice(GrowingChoice[Increment, ChatCompletion]):
         self._body = body
         self._decode = decode
         self._call: SentCall | None = None
+        self._reasoned = ""
+        """Reasoning that is sent."""
 
     def whole(self, answer: ChatCompletion) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": self._index,
-            "message": {**answer.message, "content": _content(answer), "refusal": None},
+            "message": _message_body(answer),
             "finish_reason": answer.finish_reason,
             "logprobs": self._logprobs(answer) if self._body.logprobs else None,
         }
@@ -218,6 +226,9 @@ class _Choice(GrowingChoice[Increment, ChatCompletion]):
         yield {"index": self._index, "delta": {"role": "assistant"}, "finish_reason": None}
 
     def grow(self, increment: Increment) -> Iterator[dict[str, Any]]:
+        if increment.reasoning:
+            self._reasoned += increment.reasoning
+            yield self._delta({"reasoning_content": increment.reasoning})
         if increment.text:
             self.sent += increment.text
             yield self._delta({"content": increment.text})
@@ -237,6 +248,8 @@ class _Choice(GrowingChoice[Increment, ChatCompletion]):
         calls = answer.message.get("tool_calls") or []
         remaining = rest_of(_content(answer) or "", self.sent)
         deltas: list[dict[str, Any]] = []
+        if reasoning := rest_of(answer.message.get("reasoning") or "", self._reasoned):
+            deltas.append({"reasoning_content": reasoning})
         if remaining or not (self.sent or calls):  # also of an empty answer, from which clients build the message
             deltas.append({"content": remaining})
         if self._call and (remaining_arguments := self._call.rest_of(calls)) is not None:
@@ -267,6 +280,13 @@ class _Choice(GrowingChoice[Increment, ChatCompletion]):
 def _content(answer: ChatCompletion) -> str | None:
     """Return the content of an answer in OpenAI's format: null if it only calls tools."""
     return answer.message.get("content") or (None if answer.message.get("tool_calls") else "")
+
+
+def _message_body(answer: ChatCompletion) -> dict[str, Any]:
+    """Return the message of an answer in OpenAI's format, with its reasoning as `reasoning_content`."""
+    message = {**answer.message, "content": _content(answer), "refusal": None}
+    reasoning = message.pop("reasoning", None)
+    return message if reasoning is None else {**message, "reasoning_content": reasoning}
 
 
 def _named(place: int, name: str, function: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Conversations:
         same agent in the same episode, else the latest. Raises ContextOverflow if the text is too long for the model
         with any tokenization, PromptRefused if it cannot be rendered.
         """
-        messages = request.messages
+        messages = self._with_reasoning(request)
         with self._lock:
             for message in messages:
                 if id(message) in self._answers:  # recently used: a later request may continue it
@@ -68,10 +68,7 @@ class Conversations:
         for turn in range(len(messages) - 1, -1, -1):
             if messages[turn]["role"] == "assistant":
                 key = key_of(messages[: turn + 1], request.tools)
-                with self._lock:
-                    answer = self._answers.get(id(messages[turn]))
-                    if answer is None or answer.conversation != key:
-                        answer = self._answers.get((request.episode, request.agent, key)) or self._answers.get(key)
+                answer = self._answer(request, messages[turn], key)
                 if answer is None:
                     break
                 between = self._chat.continuation(messages, request.tools, turn, closed=answer.closed)
@@ -79,6 +76,26 @@ class Conversations:
                     break
                 return answer.tokens + self._encode(between)
         return self._encode(self._chat.render(messages, request.tools, generate=True))
+
+    def _answer(self, request: ChatRequest, message: dict[str, Any], key: str) -> _Answer | None:
+        with self._lock:
+            answer = self._answers.get(id(message))
+            if answer is None or answer.conversation != key:
+                answer = self._answers.get((request.episode, request.agent, key)) or self._answers.get(key)
+        return answer
+
+    def _with_reasoning(self, request: ChatRequest) -> list[dict[str, Any]]:
+        """Return the messages of a request with the reasoning of cached responses, which clients of OpenAI's API leave
+        out: the template decides what of it a prompt has."""
+        messages = list(request.messages)
+        if self._chat.reasoning is None:
+            return messages
+        for turn, message in enumerate(messages):
+            if message["role"] == "assistant" and "reasoning" not in message:
+                answer = self._answer(request, message, key_of(request.messages[: turn + 1], request.tools))
+                if answer is not None:
+                    messages[turn] = answer.message
+        return messages
 
     def _encode(self, text: str) -> list[int]:
         if len(text) > self.most_characters:
@@ -98,9 +115,9 @@ class Conversations:
         before = text_before(text, request.stop)
         text = text if before is None else before
         if request.form.without_calls:
-            message: dict[str, Any] = {"role": "assistant", "content": text}
+            message = self._chat.message_of(text)
         else:
-            message = self._chat.parse_text(text, turn)
+            message = self._chat.parse_text(text, turn, request.tools)
         self.record_response(request, message, prompt + sampled)
         ended = stopped or before is not None
         reason = "length" if not ended else "tool_calls" if message.get("tool_calls") else "stop"
@@ -125,8 +142,10 @@ def stop_ids(declared: int | list[int] | None, chat: ChatFormat) -> frozenset[in
 
 
 def key_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    """Return the key of a conversation. Empty optional fields of messages do not affect it."""
+    """Return the key of a conversation. Empty optional fields of messages do not affect it, nor does reasoning, which
+    clients may leave out."""
     normalized = [
-        {name: value for name, value in message.items() if value not in (None, "", [])} for message in messages
+        {name: value for name, value in message.items() if name != "reasoning" and value not in (None, "", [])}
+        for message in messages
     ]
     return json.dumps([normalized, tools], sort_keys=True)

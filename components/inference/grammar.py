@@ -42,6 +42,7 @@ from components.inference.json_schemas import (
 from components.inference.protocol import ResponseForm, parameter_of
 from components.inference.token_texts import token_bytes
 from components.specs.wording import shortened
+from components.trajectories.call_forms import FORMS
 from components.trajectories.chat import ChatFormat
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,12 @@ class Grammars:
             import llguidance  # noqa: F401
         except ImportError:
             raise SpecError([Problem(parameter, NEEDED)]) from None
+        if tools and self._chat.call_form not in (None, FORMS["tagged_json"]):
+            text = "the grammar of this model's form of tool calls is not known; leave it out"
+            raise SpecError([Problem(parameter, text)])
+        if self._chat.reasoning and self._chat.reasoning.opened:
+            text = "a prompt of this model begins its reasoning, and a form cannot be enforced there; leave it out"
+            raise SpecError([Problem(parameter, text)])
         if self._chat.channel:
             text = "this model writes its answer in a channel, and a form cannot be enforced there; leave it out"
             raise SpecError([Problem(parameter, text)])

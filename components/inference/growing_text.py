@@ -40,7 +40,9 @@ from typing import Any
 
 from components.inference.protocol import CallDelta, ChatRequest
 from components.inference.token_texts import BYTE_TOKEN, BYTES_PER_CHARACTER, INCOMPLETE
+from components.trajectories.call_forms import FORMS
 from components.trajectories.chat import ChatFormat
+from components.trajectories.reasoning import ReasoningForm
 from components.trajectories.tool_calls import CLOSE, OPEN, call_id, overlap
 
 _HEAD = re.compile(
@@ -62,13 +64,15 @@ _WRITTEN = {",": ", ", ":": ": "}
 
 
 class GrowingCalls:
-    """The calls of a growing response. turn: part of their ids.
+    """The calls of a growing response. turn: part of their ids. start: returns the place in a growing text after its
+    reasoning, None while it reasons.
 
     Calls are reported up to the first one with other keys, or in another order, than `_HEAD` and `_TAIL` have.
     """
 
-    def __init__(self, turn: int):
+    def __init__(self, turn: int, start: Callable[[str], int | None] = lambda _: 0):
         self._turn = turn
+        self._start = start
         self._index = 0
         """Place of the call that grows."""
         self._name: str | None = None
@@ -95,7 +99,10 @@ class GrowingCalls:
 
     def _begin(self, text: str) -> str | None:
         """Return the name of the next call, and move to its arguments; None if it is not certain yet."""
-        start = text.find(OPEN, self._arguments.at)
+        answer = self._start(text)
+        if answer is None:
+            return None
+        start = text.find(OPEN, max(self._arguments.at, answer))
         head = _HEAD.match(text, start + len(OPEN)) if start >= 0 else None
         if head is None:
             return None
@@ -165,11 +172,32 @@ class GrowingObject:
         return '"'
 
 
+class EndedCalls:
+    """The calls of a growing response whose form does not show their arguments as JSON: each is reported when it has
+    ended. turn: part of their ids."""
+
+    def __init__(self, turn: int, chat: ChatFormat, tools: Sequence[dict[str, Any]]):
+        self._turn, self._chat, self._tools = turn, chat, tools
+        self._reported = 0
+
+    def extend(self, text: str) -> list[CallDelta]:
+        """Return the calls that have ended, and had not before. text: the whole text so far."""
+        start = self._chat.answer_start(text)
+        if start is None or self._chat.call_form is None:
+            return []
+        calls = self._chat.call_form.ended_calls(text[start:], self._tools)
+        first, self._reported = self._reported, len(calls)
+        return [
+            CallDelta(call_id(self._turn, index), name, arguments, index)
+            for index, (name, arguments) in enumerate(calls[first:], first)
+        ]
+
+
 class GrowingText:
     """Text of a growing response.
 
     stop: strings that end it. certain: returns the part of a growing text that later text does not change; None means
-    all of it. growing_calls: the calls that are reported as they are sampled.
+    all of it. growing_calls: the calls that are reported as they are sampled. form: marks of its reasoning.
     """
 
     def __init__(
@@ -177,16 +205,21 @@ class GrowingText:
         tokenizer: Any,
         stop: Sequence[str],
         certain: Callable[[str], str] | None = None,
-        growing_calls: GrowingCalls | None = None,
+        growing_calls: GrowingCalls | EndedCalls | None = None,
+        form: ReasoningForm | None = None,
     ):
         self._tokenizer = tokenizer
         self._stop = stop
         self._certain = certain
         self._growing_calls = growing_calls
+        self._form = form
         self.tokens = 0
         """Number of tokens so far."""
         self.calls: list[CallDelta] = []
         """Parts of calls that the last tokens made certain."""
+        self.reasoning = ""
+        """Part of the reasoning that the last tokens made certain."""
+        self._reasoned = 0
         self._window: list[int] = []
         """Last tokens whose text is known, for the decoder's context, and the tokens after them."""
         self._known = 0
@@ -199,13 +232,16 @@ class GrowingText:
         before."""
         self.tokens += len(tokens)
         self._window += tokens
-        self.calls = []
+        self.calls, self.reasoning = [], ""
         if not self._window or not self._decode():
             return ""
         text = before_possible_stop(self._text, self._stop)
         certain = self._certain(text) if self._certain else text
         new = certain[self._reported :]
         self._reported += len(new)
+        if self._form:
+            self.reasoning = self._form.certain(text)[self._reasoned :]
+            self._reasoned += len(self.reasoning)
         if self._growing_calls:
             self.calls = self._growing_calls.extend(text)
         return new
@@ -225,19 +261,30 @@ class GrowingText:
         return True
 
 
-def growing_message(chat: ChatFormat, stop: Sequence[str], turn: int = 0, *, calls: bool = True) -> GrowingText:
+def growing_message(
+    chat: ChatFormat,
+    stop: Sequence[str],
+    turn: int = 0,
+    *,
+    calls: bool = True,
+    tools: Sequence[dict[str, Any]] = (),
+) -> GrowingText:
     """Return the growing text of a message. turn: part of the calls' ids. calls: False if what looks like a call is
-    text."""
-    if not calls and not chat.channel:
-        return GrowingText(chat.tokenizer, stop)
-    tagged = calls and chat.native_tools and not chat.channel
-    return GrowingText(chat.tokenizer, stop, chat.certain_text, GrowingCalls(turn) if tagged else None)
+    text. tools: the offered ones."""
+    if not calls:
+        return GrowingText(chat.tokenizer, stop, chat.certain_content, form=chat.reasoning)
+    growing_calls: GrowingCalls | EndedCalls | None = None
+    if chat.call_form is FORMS["tagged_json"] and not chat.channel:
+        growing_calls = GrowingCalls(turn, chat.answer_start)
+    elif chat.call_form is not None and not chat.channel:
+        growing_calls = EndedCalls(turn, chat, tools)
+    return GrowingText(chat.tokenizer, stop, chat.certain_text, growing_calls, chat.reasoning)
 
 
 def growing_response(chat: ChatFormat, request: ChatRequest) -> GrowingText:
     """Return the growing text of the response to a request."""
     turn = sum(message["role"] == "assistant" for message in request.messages)
-    return growing_message(chat, request.stop, turn, calls=not request.form.without_calls)
+    return growing_message(chat, request.stop, turn, calls=not request.form.without_calls, tools=request.tools)
 
 
 def text_before(text: str, stop: Sequence[str]) -> str | None:

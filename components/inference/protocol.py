@@ -135,6 +135,8 @@ class Increment:
     """As in `ChatCompletion`."""
     calls: Sequence[CallDelta] = ()
     """Next parts of the response's calls, which it has unless one of them turns out to be invalid."""
+    reasoning: str = ""
+    """Next part of the message's reasoning, before any text."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -55,6 +55,8 @@ def message_of(choice: dict[str, Any]) -> tuple[dict[str, Any], str]:
     raw = choice["message"]
     content, calls = raw.get("content") or "", raw.get("tool_calls") or []
     message: dict[str, Any] = {"role": "assistant", "content": str(content)}
+    if reasoning := raw.get("reasoning_content") or raw.get("reasoning"):
+        message["reasoning"] = str(reasoning)
     if calls:
         message["tool_calls"] = [_call(call) for call in calls]
     if not content and not calls and not choice.get("token_ids"):
@@ -73,8 +75,12 @@ def usage_of(completion: dict[str, Any], cost: Callable[[int, int], float | None
 
 
 def _sendable(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with valid call arguments. Servers reject conversations with arguments that are no JSON
-    object, even if a model wrote them, so their text is wrapped in an object."""
+    """Return the message with valid call arguments and its reasoning as `reasoning_content`. Servers reject
+    conversations with arguments that are no JSON object, even if a model wrote them, so their text is wrapped in an
+    object."""
+    if "reasoning" in message:
+        message = {**message, "reasoning_content": message["reasoning"]}
+        del message["reasoning"]
     if not message.get("tool_calls"):
         return message
     calls = []

@@ -1,11 +1,11 @@
 """Answers of Responses: the `response` object, or stream events: the response, each item with its parts as they are
 sampled, the end.
 
-Items are numbered in the order in which they begin; the message and the function calls grow at once. A tagged call
-begins when its name is sampled, and ends with the answer (`components.inference.growing_text`); others are sent when
-the answer is complete, because only then are they certain to be calls. If they are none, those that have begun end as
-incomplete, and are no part of the response. Log-probabilities are in the delta after which they are sampled, or in a
-later one if the text is held back.
+Items are numbered in the order in which they begin: reasoning first; the message and the function calls grow at once. A
+tagged call begins when its name is sampled, and ends with the answer (`components.inference.growing_text`); those of
+other forms are sent when they have ended, or with the complete answer if only then are they certain to be calls. If
+they are none, those that have begun end as incomplete, and are no part of the response. Log-probabilities are in the
+delta after which they are sampled, or in a later one if the text is held back.
 """
 
 from __future__ import annotations
@@ -42,11 +42,18 @@ class ResponseAnswers(Answers[Increment, ChatCompletion]):
         self._next = 0
         self._sent: str | None = None
         """Text of the message that is sent; None before its item."""
+        self._reasoned: str | None = None
+        """Reasoning that is sent; None before its item."""
         self._calls: dict[str, SentCall] = {}
         """Calls that have begun, by the id of their item."""
         self._places: dict[str, int] = {}
         """Number of each item that has begun, by its id."""
         self._unsent = Unsent()
+        self._ends = {
+            "reasoning": self._end_reasoning,
+            "message": self._end_message,
+            "function_call": self._end_call,
+        }
 
     def whole(self, answers: Sequence[ChatCompletion]) -> Event:
         """Return the `response` object."""
@@ -58,6 +65,8 @@ class ResponseAnswers(Answers[Increment, ChatCompletion]):
         """Yield the events of an increment."""
         yield from self._begin(increment.policy)
         self._unsent.add(increment)
+        if increment.reasoning:
+            yield from self._reasoning(increment.reasoning)
         if increment.text:
             yield from self._text(increment.text)
         for delta in increment.calls:
@@ -75,7 +84,7 @@ class ResponseAnswers(Answers[Increment, ChatCompletion]):
                 item = _call_item(self._name(), sent.index, sent.id, vars(sent), "incomplete")
                 yield self._event("output_item.done", output_index=self._places[item["id"]], item=item)
         for item in response["output"]:
-            yield from self._end_message(item) if item["type"] == "message" else self._end_call(item)
+            yield from self._ends[item["type"]](item)
             yield self._event("output_item.done", output_index=self._places[item["id"]], item=item)
         response["output"].sort(key=lambda item: self._places[item["id"]])
         self._completed(answer)
@@ -93,6 +102,23 @@ class ResponseAnswers(Answers[Increment, ChatCompletion]):
             response = _unfinished_body(self._parsed, self._head(policy))
             yield self._event("created", response=response)
             yield self._event("in_progress", response=response)
+
+    def _reasoning(self, text: str) -> Iterator[Event]:
+        """Yield a delta of the reasoning, with the item before the first one."""
+        if self._reasoned is None:
+            self._reasoned = ""
+            yield self._add(_reasoning_item(f"rs_{self._name()}", [], "in_progress"))
+            yield self._event("content_part.added", **self._place("rs"), part=_reasoning_part(""))
+        self._reasoned += text
+        yield self._event("reasoning_text.delta", **self._place("rs"), delta=text)
+
+    def _end_reasoning(self, item: dict[str, Any]) -> Iterator[Event]:
+        """Yield the events up to the end of the reasoning."""
+        (part,) = item["content"]
+        if (remaining := rest_of(part["text"], self._reasoned or "")) or self._reasoned is None:
+            yield from self._reasoning(remaining)
+        yield self._event("reasoning_text.done", **self._place("rs"), text=part["text"])
+        yield self._event("content_part.done", **self._place("rs"), part=part)
 
     def _text(self, text: str) -> Iterator[Event]:
         """Yield a delta of the message, with the item before the first one."""
@@ -142,9 +168,9 @@ class ResponseAnswers(Answers[Increment, ChatCompletion]):
         place = self._places.setdefault(item["id"], len(self._places))
         return self._event("output_item.added", output_index=place, item=item)
 
-    def _place(self) -> dict[str, Any]:
-        """Return the place of the message's text."""
-        name = f"msg_{self._name()}"
+    def _place(self, kind: str = "msg") -> dict[str, Any]:
+        """Return the place of the text of the message (`msg`) or of the reasoning (`rs`)."""
+        name = f"{kind}_{self._name()}"
         return {"output_index": self._places[name], "item_id": name, "content_index": 0}
 
     def _name(self) -> str:
@@ -217,11 +243,13 @@ def _unfinished_body(parsed: ResponsesRequest, head: dict[str, Any]) -> dict[str
 
 
 def _output(answer: ChatCompletion, parsed: ResponsesRequest, name: str, decode: Decode | None) -> list[dict[str, Any]]:
-    """Return the items of a response: its text, and each of its calls."""
+    """Return the items of a response: its reasoning, its text, and each of its calls."""
     name = name.removeprefix("resp_")
     text, calls = answer.message.get("content") or "", answer.message.get("tool_calls") or []
     status = "incomplete" if answer.finish_reason == "length" else "completed"
     items: list[dict[str, Any]] = []
+    if reasoning := answer.message.get("reasoning"):
+        items.append(_reasoning_item(f"rs_{name}", [_reasoning_part(reasoning)], status))
     if text or not calls:
         part = _text_part(text, _text_logprobs(answer, parsed, decode))
         items.append(_message_item(f"msg_{name}", [part], status))
@@ -237,6 +265,15 @@ def _call_item(name: str, index: int, call_id: str, function: dict[str, Any], st
 def _message_item(name: str, parts: list[dict[str, Any]], status: str) -> dict[str, Any]:
     """Return the item of an assistant message. name: its id."""
     return {"type": "message", "id": name, "role": "assistant", "status": status, "content": parts}
+
+
+def _reasoning_item(name: str, parts: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    """Return the item of the reasoning. name: its id."""
+    return {"type": "reasoning", "id": name, "summary": [], "content": parts, "status": status}
+
+
+def _reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

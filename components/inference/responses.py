@@ -1,8 +1,8 @@
 """Requests of OpenAI's Responses as conversations for an engine; `response_events` has their answers.
 
 A conversation is a list of items: messages, function calls, and function call outputs. A response's text and its calls
-are separate items. When a client sends them back, they are merged into one assistant message, so that the conversation
-continues from the sampled tokens. Reasoning items are discarded, because the models here write none.
+are separate items, and so is its reasoning. When a client sends them back, they are merged into one assistant message,
+so that the conversation continues from the sampled tokens.
 
 Clients may send references to items of stored responses instead of the items. Item ids contain the id of their
 response: `msg_NAME` is the text of `resp_NAME`, `fc_NAME_0` its first call.
@@ -85,7 +85,7 @@ class ResponseBody(SamplingBody, ToolsBody):
     max_output_tokens: Tokens | None = None
     stream_options: ResponsesStreamOptions | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    """Additional output. Log-probabilities cover all sampled tokens and belong to the text; there is no reasoning."""
+    """Additional output. Log-probabilities cover all sampled tokens, also of the reasoning, and belong to the text."""
     prompt_cache_key: str | None = None
     """The caller's label; it has no effect, like the following one."""
     safety_identifier: str | None = None
@@ -150,15 +150,24 @@ class OutputItem(ResponsesItem):
     namespace: None = None
 
 
+class ReasoningText(RequestBody):
+    """A text part of a reasoning item."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class ReasoningItem(ResponsesItem):
-    """A reasoning item, which is discarded."""
+    """Reasoning before the message or the calls of the same response. Its summary and encrypted content are ignored."""
 
     type: Literal["reasoning"]
     summary: list[Any] | None = None
-    content: list[Any] | None = None
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_MESSAGES)] | None = None
     encrypted_content: str | None = None
 
 
+_REASONING_ONLY = {"role", "content", "reasoning"}
+"""Keys of a message that is reasoning, before the text or the calls of the same response are added."""
 _ITEMS: dict[str, type[ResponsesItem]] = {
     "message": MessageItem,
     "function_call": CallItem,
@@ -202,8 +211,8 @@ def read_request(body: dict[str, Any], context: RequestContext, earlier: Earlier
             _add_item(_resolved(item, f"input.{index}", earlier), conversation, f"input.{index}", context, problems)
         except SpecError as error:
             problems += error.problems
-    if not conversation and not problems:
-        problems.append(Problem("input", "has reasoning items only, which are discarded; expected a message to answer"))
+    if not problems and all(message.keys() == _REASONING_ONLY for message in conversation):
+        problems.append(Problem("input", "has reasoning items only; expected a message to answer"))
     offer = responses_offer(parsed, parsed.text_format, context, problems)
     if parsed.top_logprobs and not parsed.shows_logprobs:
         problems.append(Problem("top_logprobs", f"is allowed with include: ['{LOGPROBS}'] only"))
@@ -239,7 +248,8 @@ def _add_item(
     match read_body(_ITEMS[kind], data, path):
         case MessageItem() as item:
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _text(item.content)})
+            reasoning = _take_reasoning(messages) if role == "assistant" else {}
+            messages.append({"role": role, "content": _text(item.content), **reasoning})
         case CallItem() as item:
             context.check_arguments(item.arguments, f"{path}.arguments", problems)
             function = {"name": item.name, "arguments": item.arguments}
@@ -249,15 +259,25 @@ def _add_item(
                 messages.append({**last, "tool_calls": [*last.get("tool_calls", []), call]})
             else:
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        case ReasoningItem() as item if item.content:
+            text = "".join(part.text for part in item.content)
+            messages.append({"role": "assistant", "content": "", "reasoning": text})
         case OutputItem() as item:
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+
+
+def _take_reasoning(messages: Messages) -> dict[str, Any]:
+    """Remove the last message if it is reasoning alone; return its reasoning as a field of a message."""
+    if not messages or messages[-1].keys() != _REASONING_ONLY or messages[-1]["content"]:
+        return {}
+    return {"reasoning": messages.pop()["reasoning"]}
 
 
 def _text(content: str | list[Text]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-_ID = re.compile(r"msg_(?P<text>\w+)|fc_(?P<call>\w+)_(?P<index>\d{1,4})")
+_ID = re.compile(r"(?:msg|rs)_(?P<text>\w+)|fc_(?P<call>\w+)_(?P<index>\d{1,4})")
 
 
 class ItemReference(RequestBody):
@@ -289,6 +309,9 @@ def _stored_item(name: str, earlier: Earlier) -> dict[str, Any] | None:
         message = earlier(f"resp_{match['text'] or match['call']}")[-1]
     except SpecError:
         return None
+    if name.startswith("rs_"):
+        parts = [{"type": "reasoning_text", "text": message.get("reasoning")}]
+        return {"type": "reasoning", "content": parts} if message.get("reasoning") else None
     if match["text"]:
         return {"type": "message", "role": "assistant", "content": message.get("content") or ""}
     calls = message.get("tool_calls") or []

@@ -21,6 +21,7 @@ from components.environments.protocol import Messages, Step
 from components.errors import Problem, SpecError
 from components.rollout.action_format import Format, Take, Tools, UnparsedAction, append_system_text
 from components.sandbox import Limits
+from components.trajectories.call_forms import MARKS
 
 Name = Literal["native", "react", "chat", "code"]
 
@@ -64,8 +65,9 @@ class Native(SingleActionFormat):
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
         names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
+        marked = "|".join(map(re.escape, MARKS))
         self._call_start = re.compile(
-            rf"<tool_call>|^[^\S\n]*+\[\s*+(?:{names})\s*+\(" if tools else r"(?!)", re.MULTILINE
+            rf"{marked}|^[^\S\n]*+\[\s*+(?:{names})\s*+\(" if tools else r"(?!)", re.MULTILINE
         )
         return messages, tools
 

@@ -5,9 +5,12 @@ prompt consists of the tokens so far plus the text that the template puts after 
 the template is not prefix-stable (it rewrites earlier turns, as templates that drop old reasoning do), `continuation`
 returns None and a new history begins. docs/concepts/trajectories.md lists the model families that do so.
 
-Tools and calls are left to templates that present tools and write calls as `<tool_call>{"name": ..., "arguments":
-{...}}</tool_call>`, as most do. For other templates, the system message lists the tools' signatures, and calls are
-written in the pythonic form, `[find_order(order="K482")]` (`components.trajectories.tool_calls`).
+Tools and calls are left to templates that present tools and write calls in a known form
+(`components.trajectories.call_forms`). For other templates, the system message lists the tools' signatures, and calls
+are written in the pythonic form, `[find_order(order="K482")]` (`components.trajectories.tool_calls`).
+
+Reasoning is a field of its own of an assistant message (`components.trajectories.reasoning`). A template that drops the
+reasoning of earlier turns is not prefix-stable.
 
 Messages are adapted to the template's restrictions. Without a system role, the system message becomes part of the first
 user message. If user and assistant must alternate, consecutive user and tool messages are merged. A template that reads
@@ -17,30 +20,26 @@ the current date always gets the same one, so that equal episodes have equal tok
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import product
 from typing import Any
+from zlib import crc32
 
 from components.errors import EngineError, PromptRefused, ResourceError
+from components.trajectories.call_forms import FORMS
+from components.trajectories.call_forms.marked import CallForm
 from components.trajectories.chat_template import ChatTemplate, Messages, TemplateTooCostly
-from components.trajectories.tool_calls import (
-    call_id,
-    certain_text_pythonic,
-    certain_text_tagged,
-    read_pythonic,
-    read_tagged,
-    write_pythonic,
+from components.trajectories.plain_messages import (
+    merge_user_messages,
+    named_arguments,
+    system_as_user,
+    tools_as_text,
 )
+from components.trajectories.reasoning import MARKS, ReasoningForm, reads_reasoning
+from components.trajectories.special_tokens import SpecialTokens
+from components.trajectories.tool_calls import call_id, certain_text_pythonic, read_pythonic
 
-TOOLS = """{system}
-Tools:
-{signatures}
-Call a tool like this: [{example}]"""
-"""System message with tools, for templates without tool support."""
-DEFAULT_SYSTEM = "You are a helpful assistant."
-"""Default system message if there are tools."""
 _PROBE = {
     "type": "function",
     "function": {
@@ -49,6 +48,7 @@ _PROBE = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "Any."}}},
     },
 }
+_PROBE_CALL = {"id": "call_0_0", "type": "function", "function": {"name": "probe", "arguments": '{"word": "a"}'}}
 
 
 @dataclass(frozen=True)
@@ -71,25 +71,31 @@ class ChatFormat:
         if not tokenizer.chat_template:
             raise ResourceError(f"{tokenizer.name_or_path} has no chat template: choose an instruct model")
         self.tokenizer = tokenizer
-        special = {
-            *tokenizer.all_special_tokens,
-            *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
-        } - {""}
-        self._special = re.compile(
-            "|".join(re.escape(token) for token in sorted(special, key=len, reverse=True)) or r"(?!)"
-        )
+        self.special_tokens = SpecialTokens(tokenizer)
         self._template = ChatTemplate(tokenizer)
+        self.reasoning: ReasoningForm | None = None
+        """Marks of the model's reasoning; None if its template knows none."""
+        self._renders_reasoning = True
+        self._arguments_as_text = False
+        """True if the template reads the arguments of calls as JSON text, as DeepSeek's does."""
+        self._short_ids = False
+        """True if ids of calls have nine letters, as in Mistral's templates."""
         closing, self.final_ids = self._end_of_turn()
         *before, self.end = tokenizer.convert_ids_to_tokens(closing)
         self.end_id = closing[-1]
         self.closing = "".join(before)
         """Special tokens of a response before `end`, such as Cohere's `<|END_RESPONSE|>`; empty for most templates."""
-        self.native_tools = self._supports_tools()
+        self.call_form = self._native_calls()
+        """Form in which the template writes calls; None for a template without tools, or with another form."""
+        self.single_call = self.call_form is not None and not self._renders_calls(2)
+        """True if the template refuses a message with several calls."""
         self.tool_role = "tool" if self.native_tools or self._renders(("user", "assistant", "tool")) else "user"
         self.system_role = self._renders(("system", "user"), which=0)
         self.alternates = not self._renders(("user", "user"))
         self.channel = self._response_channel()
         """Special tokens before a final response that the model samples itself; empty for most templates."""
+        self.reasoning = self._reasoning_form()
+        self._renders_reasoning = reads_reasoning(str(tokenizer.get_chat_template()))
 
     def _end_of_turn(self) -> tuple[list[int], list[int]]:
         """Return the special tokens after an assistant message, from rendered conversations, and the tokens that only
@@ -118,19 +124,45 @@ class ChatFormat:
         eos = [place + 1 for place in range(end, len(tail)) if tail[place] == self.tokenizer.eos_token_id]
         return tail[start:end], tail[end : max(eos, default=end)]
 
-    def _supports_tools(self) -> bool:
-        """Return True if the template renders tools and writes calls in the tagged form."""
-        call = {"id": "call_0_0", "type": "function", "function": {"name": "probe", "arguments": {"word": "a"}}}
-        talk: list[dict[str, Any]] = [
-            {"role": "user", "content": "b"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
+    def _native_calls(self) -> CallForm | None:
+        """Return the form in which the template writes calls; None if it does not present tools, or has no form that is
+        known."""
+        for self._arguments_as_text, self._short_ids in product((False, True), repeat=2):
+            try:
+                if "Probes." not in self._probe([{"role": "user", "content": "stem"}], [_PROBE]):
+                    return None
+                answer = self._answer_with([_PROBE_CALL], [_PROBE])
+            except EngineError:
+                continue
+            if form := next((form for form in FORMS.values() if _reads_probe(form, answer)), None):
+                return form
+        return None
+
+    def _renders_calls(self, count: int) -> bool:
+        """Return True if the template renders a message with so many calls."""
         try:
-            shown = "Probes." in self._probe(talk[:1], [_PROBE])
-            _, tag, written = self._probe(talk, [_PROBE]).rpartition("<tool_call>")
-            return shown and read_tagged(tag + written)[1] == [("probe", '{"word": "a"}')]
-        except (EngineError, ValueError):
+            self._answer_with([_PROBE_CALL] * count, [_PROBE])
+        except EngineError:
             return False
+        return True
+
+    def _answer_with(self, calls: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        """Return an assistant message of calls as the template writes it, without the end of the turn."""
+        talk: Messages = [{"role": "user", "content": "stem"}]
+        talk.append({"role": "assistant", "content": "", "tool_calls": calls})
+        shown = [self._for_template(message) for message in talk]
+        head, whole = self._template.render([(shown[:1], True), (shown, False)], tools)
+        answer = whole.removeprefix(head) if whole.startswith(head) else whole.rpartition("stem")[2]
+        return answer.rpartition(self.closing + self.end)[0] or answer
+
+    def _reasoning_form(self) -> ReasoningForm | None:
+        """Return the marks of the model's reasoning, from its template; None without any."""
+        source = str(self.tokenizer.get_chat_template())
+        for start, end in MARKS:
+            if start in source or end in source:
+                head = self._render([([{"role": "user", "content": "a"}], True)], [])[0]
+                return ReasoningForm(start, end, opened=head.rstrip().endswith(start.rstrip()))
+        return None
 
     def _renders(self, roles: tuple[str, ...], which: int = -1) -> bool:
         """Return True if the template renders a conversation of these roles, including message `which`."""
@@ -155,7 +187,12 @@ class ChatFormat:
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem"}]
         head, whole = self._render([(talk[:1], True), (talk, False)], [])
         between = whole.removeprefix(head).partition("stem")[0] if whole.startswith(head) else ""
-        return between if self._special.search(between) else ""
+        return between if self.special_tokens.first(between) else ""
+
+    @property
+    def native_tools(self) -> bool:
+        """True if tools and calls are the template's."""
+        return self.call_form is not None
 
     # Rendering
 
@@ -166,37 +203,50 @@ class ChatFormat:
         return self._render([(messages, generate)], tools)[0]
 
     def _render(self, conversations: Sequence[tuple[Messages, bool]], tools: list[dict[str, Any]]) -> list[str]:
-        tools = self._escape(tools)
+        tools = self.special_tokens.escape(tools)
         shown = [(self._shown(messages, tools), generate) for messages, generate in conversations]
         return self._template.render(shown, (tools or None) if self.native_tools else None)
 
     def _shown(self, messages: Messages, tools: list[dict[str, Any]]) -> Messages:
         """Return messages as the template reads them."""
-        messages = [message if message["role"] == "assistant" else self._escape(message) for message in messages]
+        escape = self.special_tokens.escape
+        messages = [message if message["role"] == "assistant" else escape(message) for message in messages]
+        if self.reasoning is not None and not self._renders_reasoning:
+            messages = [_with_reasoning(message, self.reasoning) for message in messages]
         if self.native_tools:
-            return [_for_template(message) for message in messages]
-        shown = _tools_as_text(messages, tools, self.tool_role)
+            return [self._for_template(message) for message in messages]
+        shown = tools_as_text(messages, tools, self.tool_role)
         if not self.system_role:
-            shown = _system_as_user(shown)
+            shown = system_as_user(shown)
         if self.alternates:
-            shown = _merge_user_messages(shown)
+            shown = merge_user_messages(shown)
         return shown
 
-    def _escape(self, data: Any) -> Any:
-        """Return JSON data with escaped special tokens."""
-        match data:
-            case str():
-                return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", data)
-            case list():
-                return [self._escape(item) for item in data]
-            case dict():
-                return {self._escape(key): self._escape(item) for key, item in data.items()}
-        return data
+    def _for_template(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message of OpenAI's format as the template expects it: with text content, call arguments as
+        mappings or as text, and reasoning under the names that templates read."""
+        shown = {**message, "content": message.get("content") or ""}
+        if (reasoning := shown.pop("reasoning", None)) is not None:
+            shown |= {"reasoning_content": reasoning, "thinking": reasoning}
+        if message.get("tool_calls"):
+            shown["tool_calls"] = [self._call_for_template(call) for call in message["tool_calls"]]
+        if self._short_ids and message.get("tool_call_id"):
+            shown["tool_call_id"] = _short_id(message["tool_call_id"])
+        return shown
 
-    def special_token(self, text: str) -> str | None:
-        """Return the first special token in a text, such as `<|im_end|>`; None without one."""
-        match = self._special.search(text)
-        return match[0] if match else None
+    def _call_for_template(self, call: dict[str, Any]) -> dict[str, Any]:
+        name, arguments = named_arguments(call)
+        shown = json.dumps(arguments, ensure_ascii=False) if self._arguments_as_text else arguments
+        named = {**call, "function": {**call["function"], "name": name, "arguments": shown}}
+        return {**named, "id": _short_id(call["id"])} if self._short_ids else named
+
+    def written_calls(self, message: dict[str, Any], tools: list[dict[str, Any]]) -> str:
+        """Return the calls of a message as the template writes them. Raises PromptRefused if it refuses them, and
+        ResourceError for a template without calls."""
+        if self.call_form is None:
+            raise ResourceError(f"the chat template of {self.tokenizer.name_or_path} writes no calls")
+        answer = self._answer_with(message["tool_calls"], tools)
+        return answer[self.call_form.start(answer) :]
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without added special tokens. Raises PromptRefused for invalid Unicode."""
@@ -289,10 +339,11 @@ class ChatFormat:
 
     # Parsing
 
-    def parse(self, token_ids: list[int], turn: int) -> dict[str, Any]:
+    def parse(self, token_ids: list[int], turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the assistant message of sampled tokens. An invalid call stays in the content, where the environment
-        can report the error. `turn` is part of the calls' ids."""
-        return self.parse_text(self.text_of(token_ids), turn)
+        can report the error. `turn` is part of the calls' ids. tools: the offered ones; some forms need the types of
+        their parameters."""
+        return self.parse_text(self.text_of(token_ids), turn, tools)
 
     def text_of(self, token_ids: list[int]) -> str:
         """Return the text of sampled tokens, without the end of the turn and earlier channels."""
@@ -301,13 +352,17 @@ class ChatFormat:
         text = text.rpartition(self.channel)[2] if self.channel else text
         return text.removesuffix(self.closing)
 
-    def parse_text(self, text: str, turn: int) -> dict[str, Any]:
+    def parse_text(self, text: str, turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the assistant message of a text (`parse`)."""
+        message = self.message_of(text)
+        answer = message["content"]
         try:
-            content, calls = read_tagged(text) if self.native_tools else read_pythonic(text)
+            content, calls = self.call_form.read(answer, tools) if self.call_form else read_pythonic(answer)
         except (ValueError, RecursionError):
-            return {"role": "assistant", "content": text}
-        message: dict[str, Any] = {"role": "assistant", "content": content}
+            return message
+        if len(calls) > 1 and self.single_call:
+            return message
+        message["content"] = content
         if calls:
             message["tool_calls"] = [
                 {"id": call_id(turn, i), "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -315,103 +370,69 @@ class ChatFormat:
             ]
         return message
 
+    def message_of(self, text: str) -> dict[str, Any]:
+        """Return the assistant message of a text without calls: reasoning and content."""
+        reasoning, content = self.reasoning.split(text) if self.reasoning else (None, text)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        return message if reasoning is None else message | {"reasoning": reasoning}
+
     def certain_text(self, text: str) -> str:
         """Return the part of a growing text with which the content of its message begins, however the text goes on."""
+        content = self.certain_content(text)
+        return self.call_form.certain_text(content) if self.call_form else certain_text_pythonic(content)
+
+    def certain_content(self, text: str) -> str:
+        """Return the same for a message without calls."""
         if self.channel:
             return ""  # the text so far may belong to an earlier channel
+<<<<<<< HEAD
         text = text.partition(self.closing)[0] if self.closing else text
         return certain_text_tagged(text) if self.native_tools else certain_text_pythonic(text)
+=======
+        if self.reasoning is None:
+            return text
+        start = self.reasoning.answer_start(text)
+        return "" if start is None else text[start:].lstrip("\n") if start else text
+
+    def answer_start(self, text: str) -> int | None:
+        """Return the place in a growing text after its reasoning; None while it reasons."""
+        return self.reasoning.answer_start(text) if self.reasoning else 0
+
+
+def _reads_probe(form: CallForm, text: str) -> bool:
+    """Return True if a form reads the call of the probe in a text."""
+    try:
+        return form.read(text, [_PROBE])[1] == [("probe", '{"word": "a"}')]
+    except (ValueError, RecursionError):
+        return False
+
+
+def _with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:
+    """Return a message for a template that has no field for reasoning: as part of the content."""
+    if message.get("reasoning") is None:
+        return message
+    shown = {key: value for key, value in message.items() if key != "reasoning"}
+    return shown | {"content": form.write(message["reasoning"], message.get("content") or "")}
+
+
+def _short_id(name: str) -> str:
+    """Return an id of nine letters for an id of a call."""
+    return f"{crc32(name.encode()):09d}"[-9:]
+>>>>>>> a0041048 (Read calls in the form of a model's family, and reasoning as a field of its own)
 
 
 def _says(text: str, message: dict[str, Any]) -> bool:
     """Return True if a template's rendering of an assistant message has its text and the names of its calls, ignoring
     whitespace, which templates trim."""
     text, at = "".join(text.split()), 0
-    for part in [message.get("content") or "", *(call["function"]["name"] for call in message.get("tool_calls") or [])]:
+    for part in [
+        message.get("reasoning") or "",
+        message.get("content") or "",
+        *(call["function"]["name"] for call in message.get("tool_calls") or []),
+    ]:
         part = "".join(part.split())
         at = text.find(part, at)
         if at < 0:
             return False
         at += len(part)
     return True
-
-
-def _named_arguments(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and parsed arguments of a call in OpenAI's format. Raises PromptRefused for invalid arguments."""
-    name, text = call["function"]["name"], call["function"]["arguments"]
-    try:
-        arguments = json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise PromptRefused(f"a call of the tool {name} has arguments that are not a JSON object: {text!r:.200}")
-    return name, arguments
-
-
-def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of OpenAI's format as templates expect it: with text content and call arguments as mappings."""
-    shown = {**message, "content": message.get("content") or ""}
-    if message.get("tool_calls"):
-        named = [(call, *_named_arguments(call)) for call in message["tool_calls"]]
-        shown["tool_calls"] = [
-            {**call, "function": {**call["function"], "name": name, "arguments": arguments}}
-            for call, name, arguments in named
-        ]
-    return shown
-
-
-def _tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_role: str) -> list[dict[str, str]]:
-    """Return the conversation for a template without tool support: roles and text only."""
-    shown: list[dict[str, str]] = []
-    answers: list[str] = []
-    """Results of consecutive tool messages, which become one user message."""
-    for message in messages:
-        role, content = message["role"], message.get("content") or ""
-        if message.get("tool_calls"):
-            written = write_pythonic([_named_arguments(call) for call in message["tool_calls"]])
-            content = f"{content}\n{written}" if content else written
-        if role == "tool" and tool_role == "user":
-            answers.append(f"<tool_response>{content}</tool_response>")
-            continue
-        shown += _user_message(answers)
-        answers = []
-        shown.append({"role": role, "content": content})
-    shown += _user_message(answers)
-    if tools:
-        if not shown or shown[0]["role"] != "system":
-            shown.insert(0, {"role": "system", "content": DEFAULT_SYSTEM})
-        signatures = "\n".join(_signature(tool) for tool in tools)
-        text = TOOLS.format(system=shown[0]["content"], signatures=signatures, example=_example(tools[0]))
-        shown[0] = {"role": "system", "content": text}
-    return shown
-
-
-def _user_message(texts: list[str]) -> list[dict[str, str]]:
-    return [{"role": "user", "content": "\n".join(texts)}] if texts else []
-
-
-def _system_as_user(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the conversation for a template without a system role: the system message becomes a user message."""
-    return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
-
-
-def _merge_user_messages(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the conversation for a template with alternating roles: consecutive user messages are merged."""
-    shown: list[dict[str, str]] = []
-    for is_user, run in groupby(messages, key=lambda message: message["role"] == "user"):
-        group = list(run)
-        shown += _user_message([message["content"] for message in group]) if is_user else group
-    return shown
-
-
-def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
-    return (tool["function"].get("parameters") or {}).get("properties") or {}
-
-
-def _signature(tool: dict[str, Any]) -> str:
-    """Return `name(argument, ...): description`, which has a fraction of the JSON schema's tokens."""
-    return f"{tool['function']['name']}({', '.join(_parameters(tool))}): {tool['function'].get('description', '')}"
-
-
-def _example(tool: dict[str, Any]) -> str:
-    return f"{tool['function']['name']}({', '.join(f'{name}=...' for name in _parameters(tool))})"

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 def to_openai(message: Message) -> dict[str, Any]:
     """Return a message in OpenAI's format, without empty keys."""
     data: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        data["reasoning"] = message.reasoning
     if message.tool_calls:
         data["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -41,7 +43,13 @@ def to_message(message: dict[str, Any]) -> Message:
         ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls") or []
     ]
-    return Message(message["role"], message.get("content") or "", calls, message.get("tool_call_id"))
+    return Message(
+        message["role"],
+        message.get("content") or "",
+        calls,
+        message.get("tool_call_id"),
+        reasoning=message.get("reasoning"),
+    )
 
 
 def conversations(trajectory: Trajectory) -> list[list[dict[str, Any]]]:

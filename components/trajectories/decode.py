@@ -129,6 +129,7 @@ def _messages(array: pa.Array) -> list[Message]:
         _optional(_spans, array.field("span")),
         _optional(texts, array.field("finish_reason")),
         _trained(array),
+        _reasoning(array),
     )
     return list(map(Message, *columns))
 
@@ -137,6 +138,12 @@ def _trained(array: pa.Array) -> list[bool]:
     if array.type.get_field_index("trained") < 0 or array.field("trained").null_count == len(array):
         return [True] * len(array)
     return [value is not False for value in array.field("trained").to_pylist()]
+
+
+def _reasoning(array: pa.Array) -> list[str | None]:
+    if array.type.get_field_index("reasoning") < 0:  # a file of before this column
+        return [None] * len(array)
+    return _optional(texts, array.field("reasoning"))
 
 
 def _histories(array: pa.Array) -> list[History]:

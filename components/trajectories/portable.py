@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 
-from components.trajectories.chat import DEFAULT_SYSTEM, TOOLS, ChatFormat
+from components.trajectories.chat import ChatFormat
 from components.trajectories.chat_template import TODAY
+from components.trajectories.plain_messages import DEFAULT_SYSTEM, TOOLS
 from components.trajectories.tool_calls import WORD
 
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.{0,200}?)\1\s*\)""")

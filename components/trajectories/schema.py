@@ -68,6 +68,8 @@ class Message:
     trained: bool = True
     """False for an assistant message that is context only and never trained on: in imported data, or a response that is
     no sample of the policy's own distribution, because its form was enforced."""
+    reasoning: str | None = None
+    """Reasoning of an assistant message before its content, without the marks around it; None if there is none."""
 
 
 @dataclass(slots=True)

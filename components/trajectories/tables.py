@@ -70,6 +70,7 @@ _MESSAGE = _struct(
     pa.field("span", _struct(_required("start", _INT), _required("end", _INT))),
     pa.field("finish_reason", _TEXT),
     pa.field("trained", pa.bool_()),  # null: true, as in files of before this column
+    pa.field("reasoning", _TEXT),
 )
 _HISTORY = _struct(
     _required("messages", _list(_MESSAGE)),
@@ -174,6 +175,7 @@ def _message_row(message: Message) -> dict[str, Any]:
         "span": None if message.span is None else {"start": message.span[0], "end": message.span[1]},
         "finish_reason": _if_set(stored_text, message.finish_reason),
         "trained": None if message.trained else False,
+        "reasoning": _if_set(stored_text, message.reasoning),
     }
 
 

@@ -21,6 +21,7 @@ from components.inference.protocol import ChatRequest
 from components.rollout.formats import SingleActionFormat
 from components.rollout.recorder import Recorder
 from components.trajectories.chat import ChatFormat
+from components.trajectories.reasoning import ReasoningForm
 from components.trajectories.tool_calls import write_pythonic
 from flows.certification.subject import Subject, call_message, tool
 
@@ -91,7 +92,7 @@ def play(subject: Subject, *, thinking: bool = False, contexts: int = 1) -> Play
                 messages.append({"role": "user", "content": f"question-{mark}"})
                 shown.append(f"question-{mark}")
                 continue
-            message = style.write(_action(turn, mark, subject.agent.format))
+            message = style.write(_action(turn, mark, subject.agent.format, single=chat.single_call))
             request = ChatRequest(list(messages), tools)
             try:
                 prompt = talk.prompt(request)
@@ -99,7 +100,7 @@ def play(subject: Subject, *, thinking: bool = False, contexts: int = 1) -> Play
                 played.failures.append(str(error))
                 return played
             played.failures += _unseen(chat, prompt, shown)
-            sampled = chat.encode(written(chat, message, prompt, f"thought-{mark}" if thinking else ""))
+            sampled = chat.encode(written(chat, message, prompt, tools, f"thought-{mark}" if thinking else ""))
             sampled.append(chat.end_id)
             completion = talk.completion(request, prompt, sampled, [0.0] * len(sampled), stops)
             history = recorder.record(messages, completion)
@@ -125,14 +126,14 @@ def play(subject: Subject, *, thinking: bool = False, contexts: int = 1) -> Play
     return played
 
 
-def _action(turn: str, mark: str, form: str) -> dict[str, Any]:
-    """Return the action of a turn."""
+def _action(turn: str, mark: str, form: str, *, single: bool) -> dict[str, Any]:
+    """Return the action of a turn. single: with one call at most."""
     if turn == "say":
         return {"role": "assistant", "content": f"answer-{mark}"}
     if form == "chat":
         return call_message([("act", json.dumps({"action": f"action-{mark}"}))])
     calls = [("look_up", json.dumps({"word": f"word-{mark}"}))]
-    if turn == "calls" and form != "react":  # one call per message
+    if turn == "calls" and form != "react" and not single:
         calls.append(("add", json.dumps({"a": 1, "b": 2})))
     return call_message(calls)
 
@@ -149,22 +150,19 @@ def _observed(observation: Messages) -> Messages:
     return [{"role": "user", "content": f"Observation: {text}"}] if observation else []
 
 
-def written(chat: ChatFormat, message: dict[str, Any], prompt: list[int], thought: str = "") -> str:
-    """Return a message as the text that a model samples after the prompt."""
+def written(chat: ChatFormat, message: dict[str, Any], prompt: list[int], tools: Messages, thought: str = "") -> str:
+    """Return a message as the text that a model samples after the prompt. tools: the offered ones."""
     calls = [
         (call["function"]["name"], json.loads(call["function"]["arguments"]))
         for call in message.get("tool_calls") or []
     ]
     parts = [message["content"]] if message["content"] else []
-    if calls and chat.native_tools:
-        tagged = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
-        parts += [f"<tool_call>\n{call}\n</tool_call>" for call in tagged]
-    elif calls:
-        parts.append(write_pythonic(calls))
+    if calls:
+        parts.append(chat.written_calls(message, tools) if chat.native_tools else write_pythonic(calls))
     text = "\n".join(parts)
     if thought:
-        begun = chat.tokenizer.decode(prompt[-8:], skip_special_tokens=False).rstrip().endswith("<think>")
-        text = f"{'' if begun else '<think>'}\n{thought}\n</think>\n\n{text}"
+        marks = chat.reasoning or ReasoningForm("<think>", "</think>", opened=False)
+        text = marks.write(thought, text).removeprefix(marks.start if marks.opened else "")
     return chat.channel + text
 
 

@@ -7,7 +7,8 @@ parsed from the tokens as an engine does, and read by the action format as the a
 from __future__ import annotations
 
 import json
-from typing import Any
+import unicodedata
+from typing import Any, Literal
 
 from components import aio
 from components.environments.protocol import Step
@@ -15,6 +16,7 @@ from components.errors import EspalierError, ResourceError
 from components.evaluation.checks import PropertyCheck, check_result, skipped_check
 from components.rollout.action_format import Tools, UnparsedAction
 from components.rollout.formats import text_tool
+from components.trajectories.chat import ChatFormat
 from flows.certification.subject import Subject, call_message, tool
 from flows.certification.template import written
 
@@ -50,22 +52,24 @@ def check_tool_calls(subject: Subject) -> PropertyCheck:
     """Write and read the probe calls, and a call of each tool of the environment."""
     failures = []
     count = 0
+    native, form = subject.agent.format == "native", subject.chat.call_form
+    contents = ("", SPOKEN) if native and (form is None or form.with_text) else ("",)
     for tools, cases in ((PROBES, CASES), (subject.openings[0].tools, _own_cases(subject.openings[0].tools))):
         for name, calls in cases.items():
             if not _expressible(subject, tools, calls):
                 continue
             count += 1
-            for content in ("", SPOKEN) if subject.agent.format == "native" else ("",):
+            for content in contents:
                 if problem := _round_trip(subject, tools, calls, content):
                     failures.append(f"{name}: {problem}")
                     break
     if not count:
         return skipped_check(NAME, f"agent.format={subject.agent.format} and the environment have no tool calls")
-    native = subject.agent.format == "native"
     written_by = ("the chat template" if subject.chat.native_tools else "text in the system message") if native else ""
-    return check_result(
-        NAME, failures, {"calls": count, "format": subject.agent.format, "tools_by": written_by or "text"}
-    )
+    figures = {"calls": count, "format": subject.agent.format, "tools_by": written_by or "text"}
+    if normal_form := unicode_form(subject.chat):
+        figures["unicode"] = f"the tokenizer changes text to {normal_form}: other spellings of a character are lost"
+    return check_result(NAME, failures, figures)
 
 
 def _own_cases(tools: Tools) -> dict[str, Calls]:
@@ -77,10 +81,13 @@ def _own_cases(tools: Tools) -> dict[str, Calls]:
 
 
 def _expressible(subject: Subject, tools: Tools, calls: Calls) -> bool:
-    """Return True if the agent's format has such calls: of several tools, or of one tool with a text."""
+    """Return True if the agent's format and the chat template have such calls: of several tools, or of one tool with a
+    text."""
     match subject.agent.format:
         case "chat":
             return text_tool(tools) is not None
+        case "native":
+            return len(calls) == 1 or not subject.chat.single_call
         case "react":
             return len(calls) == 1
     return True
@@ -104,22 +111,32 @@ def _round_trip(subject: Subject, tools: Tools, calls: Calls, content: str) -> s
             tokens = stream.token_ids[slice(*stream.spans[0])]
         except ResourceError:  # the template renders an answer differently from what a model samples
             prompt = chat.prompt_ids(messages, offered)
-            tokens = [*chat.encode(written(chat, message, prompt)), chat.end_id]
-        parsed = chat.parse(tokens, 0)
-        spoken = parsed["content"].rpartition("</think>")[2]  # some templates write an empty block of reasoning
-        if spoken.strip() != message["content"].strip():
+            tokens = [*chat.encode(written(chat, message, prompt, offered)), chat.end_id]
+        parsed = chat.parse(tokens, 0, offered)
+        if parsed["content"].strip() != message["content"].strip():
             return f"the text {message['content']!r:.100} is parsed as {parsed.get('content')!r:.100}"
-        aio.run(style.act({**parsed, "content": spoken.strip()}, take))
+        aio.run(style.act({**parsed, "content": parsed["content"].strip()}, take))
     except UnparsedAction as error:
         return f"the call cannot be read back: {error}"
     except EspalierError as error:
         return str(error)
     expected, read = _plain(calls, chat=subject.agent.format == "chat"), [_read(done) for done in taken]
+    if form := unicode_form(chat):
+        expected = json.loads(unicodedata.normalize(form, json.dumps(expected, ensure_ascii=False)))
     actual = [item for part in read for item in part]
     if actual != expected:
         before, after = (json.dumps(data, ensure_ascii=False) for data in (expected, actual))
         return f"{before:.200} is read back as {after:.200}"
     return ""
+
+
+def unicode_form(chat: ChatFormat) -> Literal["NFC", "NFKC"] | None:
+    """Return the Unicode normal form to which the tokenizer changes text; None if it keeps text as it is."""
+    probes: list[tuple[str, Literal["NFC", "NFKC"]]] = [("\ufb01", "NFKC"), ("e\u0301", "NFC")]
+    for text, form in probes:
+        if chat.tokenizer.decode(chat.encode(text)) == unicodedata.normalize(form, text):
+            return form
+    return None
 
 
 def _plain(calls: Calls, *, chat: bool) -> list[Any]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from components.trajectories.call_forms import FORMS
 from components.trajectories.tool_calls import write_pythonic
 
 Form = Literal["tagged", "pythonic"]
@@ -76,6 +77,8 @@ def rendered(calls_each: int = 8) -> Iterator[Text]:
         if name == "deepseek_r1":
             continue  # its template opens <think> for generation only: ChatFormat refuses to write its answers
         chat = chat_format(family)
+        if chat.call_form not in (None, FORMS["tagged_json"]):
+            continue
         for number in range(calls_each):
             calls = _calls(rng, NAMES, KEYS)
             made = [

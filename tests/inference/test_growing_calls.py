@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import openai
 import pytest
 
 from components.inference.growing_text import growing_response
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, Increment
+from components.trajectories.reasoning import ReasoningForm
 from tests.inference.scripted import served
 from tests.inference.test_growing_text import chat_of
 from tests.inference.test_streaming import QUESTION, call_deltas, chat, contents
@@ -28,8 +30,9 @@ class TextEngine:
 
     policy = BASE_POLICY
 
-    def __init__(self, text: str, native: bool):
-        self.chat_format = chat_of("bytes", native)
+    def __init__(self, text: str, native: bool, reasoning: ReasoningForm | None = None):
+        self.chat_format = copy.copy(chat_of("bytes", native))
+        self.chat_format.reasoning = reasoning
         self.ids = self.chat_format.encode(text)
         self.text = text
 
@@ -37,7 +40,8 @@ class TextEngine:
         growing = growing_response(self.chat_format, request)
         for token in self.ids if request.listener is not None else ():
             text = growing.extend([token])
-            request.listener(Increment(text, [token], [-0.5], [1], self.policy, calls=growing.calls))
+            parts = {"calls": growing.calls, "reasoning": growing.reasoning}
+            request.listener(Increment(text, [token], [-0.5], [1], self.policy, **parts))
             await asyncio.sleep(0)
         message = self.chat_format.parse_text(self.text, 0)
         reason = "tool_calls" if message.get("tool_calls") else "stop"
@@ -104,3 +108,38 @@ def test_a_second_call_begins_in_a_response_before_the_answer_is_complete():
     assert kinds.index(("output_item.added", 2)) < first_end
     assert kinds[:first_end].count(("function_call_arguments.delta", 2)) > 3
     assert isinstance(events[-1], openai.types.responses.ResponseCompletedEvent)
+
+
+@pytest.mark.parametrize("answer", ["It is mild.", FIRST, ""], ids=["text", "call", "cut short"])
+def test_reasoning_is_a_field_and_an_item_of_its_own(answer):
+    """Streamed, its deltas come before those of the answer."""
+    text = f"<think>\nShall I {FIRST}?\n" + (f"</think>\n\n{answer}" if answer else "")
+    engine = TextEngine(text, True, ReasoningForm("<think>", "</think>", opened=False))
+    with served(engine) as client:
+        whole = chat(client).choices[0].message
+        chunks = list(chat(client, stream=True))
+        final = client.responses.create(model="m", input="Say it.")
+        with client.responses.stream(model="m", input="Say it.") as stream:
+            events = list(stream)
+            streamed = stream.get_final_response()
+        sent_back = [{"role": "user", "content": "a"}, *final.output, {"role": "user", "content": "b"}]
+        again = client.responses.create(
+            model="m",
+            input=[item if isinstance(item, dict) else item.model_dump(exclude_none=True) for item in sent_back],
+        )
+    reasoning = f"Shall I {FIRST}?"
+    assert whole.reasoning_content.rstrip("\n") == reasoning
+    assert (whole.content or "") == (answer if answer != FIRST else "")
+    assert [call.function.name for call in whole.tool_calls or []] == (["look"] if answer == FIRST else [])
+    deltas = [chunk.choices[0].delta.model_dump(exclude_none=True) for chunk in chunks]
+    parts = [delta["reasoning_content"] for delta in deltas if "reasoning_content" in delta]
+    assert "".join(parts).rstrip("\n") == reasoning
+    assert len(parts) > 10
+    assert "".join(contents(chunks)) == (answer if answer != FIRST else "")
+    kinds = [item.type for item in final.output]
+    assert kinds == ["reasoning", "function_call" if answer == FIRST else "message"]
+    assert final.output[0].content[0].text.rstrip("\n") == reasoning
+    assert [item.type for item in streamed.output] == kinds
+    thought = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+    assert "".join(thought) == streamed.output[0].content[0].text
+    assert again.status == "completed"

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.inference.growing_text import GrowingCalls, before_possible_stop, growing_message, text_before
+from components.trajectories.call_forms import FORMS
 from components.trajectories.chat import ChatFormat
 from components.trajectories.tool_calls import read_tagged
 
@@ -58,7 +59,7 @@ def tokenizer_of(kind: str):
 @functools.cache
 def chat_of(kind: str, native: bool) -> ChatFormat:
     chat = ChatFormat(tokenizer_of(kind))
-    chat.native_tools = native
+    chat.call_form = FORMS["tagged_json"] if native else None
     return chat
 
 

@@ -503,9 +503,10 @@ class Scripted:
 def texts(family: Family, chat: ChatFormat) -> Iterator[str]:
     """What the model writes in an episode of `Questions`: a call and an answer to each question."""
     for number in range(QUESTIONS):
-        call = {"name": "look_up", "arguments": {"word": f"word {number}"}}
+        function = {"name": "look_up", "arguments": json.dumps({"word": f"word {number}"})}
+        call = {"id": "call_0_0", "type": "function", "function": function}
         written = (
-            f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+            chat.written_calls({"tool_calls": [call]}, [LOOK_UP])
             if chat.native_tools
             else f'[look_up(word="word {number}")]'
         )

@@ -72,8 +72,8 @@ OTHER_CALLS = (
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
     "{% for call in message.tool_calls or [] %}"
-    '{{ \'<|python_tag|>{"name": "\' + call.function.name + \'", "parameters": \' }}'
-    "{{ call.function.arguments | tojson }}{{ '}' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}" + _HEAD
+    "{{ '<run>' + call.function.name + ' ' }}{{ call.function.arguments | tojson }}{{ '</run>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}" + _HEAD
 )
 """Shows tools, but writes calls in a form of its own."""
 

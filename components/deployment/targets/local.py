@@ -121,7 +121,7 @@ class LocalTarget(DeploymentTarget):
             "dtype": config.get("dtype") or config.get("torch_dtype") or "auto",  # auto would round float32
             "generation-config": "vllm",  # no sampling defaults of the model's author
             "enable-auto-tool-choice": True,
-            "tool-call-parser": "hermes" if _native_tools(release.folder) else "pythonic",
+            **_parser_flags(release.folder),
             "enforce-eager": vllm_on_cpu(self._python),
         }
         server = "vllm.entrypoints.openai.api_server"
@@ -163,12 +163,13 @@ class LocalTarget(DeploymentTarget):
             time.sleep(0.2)
 
 
-def _native_tools(folder: Path) -> bool:
-    """Return True if the model writes calls in tags, not in Python syntax (`components.trajectories.tool_calls`)."""
+def _parser_flags(folder: Path) -> dict[str, str]:
+    """Return the arguments that name vLLM's parsers of the model's calls and reasoning."""
+    from components.inference.vllm.parsers import parser_flags
     from components.models.weights import load_tokenizer
     from components.trajectories.chat import ChatFormat
 
-    return ChatFormat(load_tokenizer(folder)).native_tools
+    return parser_flags(ChatFormat(load_tokenizer(folder)))
 
 
 def _end(process: psutil.Process, grace: float) -> None:

@@ -393,8 +393,8 @@ def report(row: Row, text: str, first: int) -> None:
             )
             request.listener(increment)
     elif request.listener is not None:
-        calls = row.growing.calls if row.growing else ()
-        request.listener(Increment(text, tokens, logprobs, prompt, request.policy, likeliest, calls))
+        calls, reasoning = (row.growing.calls, row.growing.reasoning) if row.growing else ((), "")
+        request.listener(Increment(text, tokens, logprobs, prompt, request.policy, likeliest, calls, reasoning))
 
 
 def default_cache_bytes(device: str) -> int:

@@ -78,7 +78,8 @@ class Increments:
             return
         prompt, policy = self._prompt, self._request.policy
         tokens, logprobs, likeliest = sampled
-        self._request.listener(Increment(text, tokens, logprobs, prompt, policy, likeliest, self._growing.calls))
+        parts = self._growing.calls, self._growing.reasoning
+        self._request.listener(Increment(text, tokens, logprobs, prompt, policy, likeliest, *parts))
 
 
 class StreamedCompletion:

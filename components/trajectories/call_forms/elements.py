@@ -1,0 +1,156 @@
+"""Forms of tool calls whose arguments are elements with plain text, typed by the schema of their parameter.
+
+- Qwen3.5, Qwen3-Coder, Nemotron 3: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`
+- GLM 4.5 to 5: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`
+- MiniMax M2, DeepSeek V3.2: `<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>` in a section
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from components.trajectories.call_forms.marked import Calls, MarkedForm, Tools, after_space, as_json, expect
+
+
+@dataclass(frozen=True)
+class ElementForm(MarkedForm):
+    """Calls with a head, elements of arguments and an end, alone or several in a section.
+
+    A call's end must follow its last argument: text between the arguments raises ValueError.
+    """
+
+    marks: tuple[str, ...]
+    close: str
+    """Marker after the calls."""
+    head: re.Pattern[str]
+    """Start of a call, with the group `name`."""
+    argument: re.Pattern[str]
+    """An argument, with the groups `key`, `value` and, where the form says it, `string` (`true` or `false`)."""
+    tail: str
+    """End of a call; empty if `close` ends it."""
+    section: bool = False
+    """True if `close` may follow several calls."""
+
+    def read_calls(self, text: str, at: int, tools: Tools) -> tuple[Calls, int]:
+        calls: Calls = []
+        while not calls or (self.section and not text.startswith(self.close, after_space(text, at))):
+            head = self.head.match(text, after_space(text, at))
+            if head is None:
+                raise ValueError("a call needs a name")
+            name, at = head["name"].strip(), head.end()
+            schemas = _schemas(tools, name)
+            arguments: dict[str, Any] = {}
+            while argument := self.argument.match(text, after_space(text, at)):
+                key = argument["key"].strip()
+                if not key or key in arguments:
+                    raise ValueError(f"argument {key!r} is empty or occurs twice")
+                arguments[key] = self._value(argument, schemas.get(key))
+                at = argument.end()
+            calls.append((name, as_json(arguments)))
+            if self.tail:
+                at = expect(text, at, self.tail)
+        return calls, expect(text, at, self.close)
+
+    def _value(self, argument: re.Match[str], schema: Any) -> Any:
+        string = argument.groupdict().get("string")
+        if string == "true":
+            return argument["value"]
+        return typed_value(argument["value"], ["json"] if string == "false" else list(_types(schema)))
+
+
+FUNCTION_ELEMENTS = ElementForm(
+    marks=("<tool_call>",),
+    close="</tool_call>",
+    head=re.compile(r"<function=(?P<name>[^<>\n]+)>"),
+    argument=re.compile(r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL),
+    tail="</function>",
+)
+KEY_VALUE_ELEMENTS = ElementForm(
+    marks=("<tool_call>",),
+    close="</tool_call>",
+    head=re.compile(r"(?P<name>[^<>\n{]+)"),
+    argument=re.compile(r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL),
+    tail="",
+)
+
+
+def invoke_elements(prefix: str, section: str) -> ElementForm:
+    """Return the form `<PREFIXinvoke name="NAME"><PREFIXparameter name="KEY">VALUE</PREFIXparameter></PREFIXinvoke>` in
+    a section of this name."""
+    start = re.escape(prefix)
+    return ElementForm(
+        marks=(f"<{section}>",),
+        close=f"</{section}>",
+        head=re.compile(rf'<{start}invoke name="(?P<name>[^"<>]+)">'),
+        argument=re.compile(
+            rf'<{start}parameter name="(?P<key>[^"<>]+)"(?: string="(?P<string>true|false)")?>'
+            rf"(?P<value>.*?)</{start}parameter>",
+            re.DOTALL,
+        ),
+        tail=f"</{prefix}invoke>",
+        section=True,
+    )
+
+
+def typed_value(text: str, types: list[str]) -> Any:
+    """Return a value of one of these types (JSON schema's names; "json" for any but a plain text) as the text means it;
+    the text itself if it is of none of them. A parameter without a type is read as JSON if it is JSON."""
+    if not types:
+        types = ["json"]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = _spelled(text.strip())
+    if isinstance(value, float) and not math.isfinite(value):
+        return text
+    kinds = {
+        "null": value is None,
+        "boolean": isinstance(value, bool),
+        "integer": isinstance(value, int) and not isinstance(value, bool),
+        "number": isinstance(value, int | float) and not isinstance(value, bool),
+        "array": isinstance(value, list),
+        "object": isinstance(value, dict),
+        "json": True,
+    }
+    if any(kinds.get(kind, False) for kind in types) and value is not _NO_VALUE:
+        return value
+    return text
+
+
+_NO_VALUE = object()
+_CONSTANTS = {"True": True, "False": False, "None": None}
+
+
+def _spelled(text: str) -> Any:
+    """Return a constant in Python's spelling, as templates without `tojson` write it."""
+    return _CONSTANTS.get(text, _NO_VALUE)
+
+
+def _schemas(tools: Tools, name: str) -> dict[str, Any]:
+    """Return the schemas of a tool's parameters, by name."""
+    for tool in tools:
+        if tool["function"]["name"] == name:
+            properties = (tool["function"].get("parameters") or {}).get("properties")
+            return properties if isinstance(properties, dict) else {}
+    return {}
+
+
+def _types(schema: Any) -> Iterator[str]:
+    """Yield the types that a schema allows; none if it does not say."""
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type")
+    yield from [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else ()
+    for value in schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        yield _TYPE_NAMES.get(type(value), "string")
+    for key in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(key) or ():
+            yield from _types(part)
+
+
+_TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array", dict: "object"}

@@ -1,0 +1,48 @@
+"""Llama 3's form of tool calls: the answer is a JSON object `{"name": ..., "parameters": {...}}`, or several of them
+joined by semicolons, after an optional `<|python_tag|>`."""
+
+from __future__ import annotations
+
+from components.trajectories.call_forms.marked import CallForm, Calls, Tools, after_space, as_json, overlap, read_json
+
+TAG = "<|python_tag|>"
+
+
+class JSONText(CallForm):
+    """An answer that is a call has no other text, so an answer with text around an object is no call. Neither is an
+    object without name and parameters, such as an answer in JSON."""
+
+    with_text = False
+
+    def read(self, text: str, tools: Tools = ()) -> tuple[str, Calls]:
+        at = after_space(text, 0)
+        tagged = text.startswith(TAG, at)
+        if not tagged and not text.startswith("{", at):
+            return text, []
+        at = at + len(TAG) if tagged else at
+        calls: Calls = []
+        while True:
+            call, at = read_json(text, at)
+            if not isinstance(call, dict) or not isinstance(call.get("name"), str) or len(call) != 2:
+                raise ValueError("a call has a name and parameters")
+            arguments = call.get("parameters", call.get("arguments"))
+            calls.append((call["name"], as_json(arguments)))
+            at = after_space(text, at)
+            if at == len(text):
+                return "", calls
+            if text[at] != ";":
+                raise ValueError("text after a call")
+            at += 1
+
+    def start(self, text: str) -> int:
+        return min(place for mark in (TAG, "{", "") if (place := text.find(mark)) >= 0)
+
+    def ended_calls(self, text: str, tools: Tools = ()) -> Calls:
+        """Return no calls: later text may show that the answer is none."""
+        return []
+
+    def certain_text(self, text: str) -> str:
+        begin = after_space(text, 0)
+        rest = text[begin:]
+        undecided = not rest or rest.startswith(("{", TAG)) or overlap(rest, TAG) == len(rest)
+        return "" if undecided else text

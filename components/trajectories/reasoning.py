@@ -1,0 +1,78 @@
+"""Reasoning that a model writes before its answer, between marks such as `<think>` and `</think>`.
+
+Calls and content are read after its end only: a call that the model weighs and rejects while it reasons is none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from components.trajectories.tool_calls import overlap
+
+MARKS = (
+    ("<think>", "</think>"),
+    ("<|channel>thought\n", "<channel|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Start and end of reasoning, of the families that write it: Qwen, DeepSeek, GLM and most others; Gemma 4; Magistral;
+Seed-OSS; Command A Reasoning."""
+
+_FIELD = re.compile(r"""[.'"](?:reasoning_content|reasoning|thinking)\b""")
+"""A field of messages in the source of a chat template."""
+
+
+def reads_reasoning(template: str) -> bool:
+    """Return True for the source of a chat template that reads the reasoning of messages from a field."""
+    return _FIELD.search(template) is not None
+
+
+@dataclass(frozen=True)
+class ReasoningForm:
+    """Marks of a model's reasoning."""
+
+    start: str
+    end: str
+    opened: bool
+    """True if the prompt ends with the start mark, so that the answer begins within the reasoning."""
+
+    def split(self, text: str) -> tuple[str | None, str]:
+        """Return reasoning and the text after it. Reasoning without an end, such as that of a response that was cut
+        off, has no text after it; a text that does not begin with reasoning is returned as it is, with None."""
+        begin = self._begin(text)
+        if begin is None:
+            return None, text
+        reasoning, _, rest = text[begin:].partition(self.end)
+        return reasoning.strip("\n"), rest.lstrip("\n")
+
+    def answer_start(self, text: str) -> int | None:
+        """Return the place in a growing text at which its answer begins; None while it is, or may become, unfinished
+        reasoning."""
+        begin = self._begin(text)
+        if begin is None:
+            return None if self.start.startswith(text.lstrip()) else 0
+        end = text.find(self.end, begin)
+        return end + len(self.end) if end >= 0 else None
+
+    def certain(self, text: str) -> str:
+        """Return the part of a growing text's reasoning that later text does not change."""
+        begin = self._begin(text)
+        if begin is None or (self.opened and self.start.startswith(text.lstrip())):
+            return ""
+        inside, closed, _ = text[begin:].partition(self.end)
+        if not closed:
+            inside = inside[: len(inside) - overlap(inside, self.end)]
+        return inside.strip("\n")
+
+    def write(self, reasoning: str, content: str) -> str:
+        """Return an answer with its reasoning as text, for templates that have no place for it."""
+        return f"{self.start}\n{reasoning}\n{self.end}\n\n{content}"
+
+    def _begin(self, text: str) -> int | None:
+        """Return the place at which the reasoning begins; None for a text that does not begin with it."""
+        space = len(text) - len(text.lstrip())
+        if text.startswith(self.start, space):
+            return space + len(self.start)
+        return 0 if self.opened else None

@@ -1,0 +1,111 @@
+"""Tests of reasoning: a field of its own of a message, in which nothing is called."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.inference.conversations import Conversations
+from components.inference.protocol import ChatRequest
+from components.trajectories.reasoning import ReasoningForm
+from tests.trajectories.families import FAMILIES, chat_format
+from tests.trajectories.test_chat import FIND, TALK, assistant, tool, user
+
+CALL = '<tool_call>\n{"name": "find-order", "arguments": {"order": "K482"}}\n</tool_call>'
+THINK = ReasoningForm("<think>", "</think>", opened=False)
+OPENED = ReasoningForm("<think>", "</think>", opened=True)
+
+
+@pytest.fixture(scope="module")
+def qwen3():
+    return chat_format(FAMILIES["qwen3"])
+
+
+def test_text_after_the_reasoning_is_the_answer():
+    answers = {
+        "<think>\nWhy?\n</think>\n\nBern": ("Why?", "Bern"),
+        "\n<think></think>Bern": ("", "Bern"),
+        "<think>cut sh": ("cut sh", ""),
+        "<think>cut </thi": ("cut </thi", ""),
+        "Bern": (None, "Bern"),
+        "It says <think>a</think>": (None, "It says <think>a</think>"),
+        "<think>a</think>b</think>c": ("a", "b</think>c"),
+    }
+    assert {text: THINK.split(text) for text in answers} == answers
+    opened = {
+        "Why?\n</think>\n\nBern": ("Why?", "Bern"),
+        "cut sh": ("cut sh", ""),
+        "<think>Why?</think>Bern": ("Why?", "Bern"),
+        "</think>Bern": ("", "Bern"),
+    }
+    assert {text: OPENED.split(text) for text in opened} == opened
+
+
+def test_calls_in_reasoning_are_not_calls(qwen3):
+    rejected = f"<think>\nShould I {CALL}? No, and <tool_call> alone is no call.\n</think>\n\n"
+    assert qwen3.parse_text(f"{rejected}It is shipped.", 0) == {
+        "role": "assistant",
+        "content": "It is shipped.",
+        "reasoning": f"Should I {CALL}? No, and <tool_call> alone is no call.",
+    }
+    called = qwen3.parse_text(f"{rejected}{CALL}", 0)
+    assert (called["content"], len(called["tool_calls"])) == ("", 1)
+    unfinished = qwen3.parse_text(f"<think>\nI call {CALL}", 0)
+    assert unfinished == {"role": "assistant", "content": "", "reasoning": f"I call {CALL}"}
+
+
+@given(
+    pieces=st.lists(st.sampled_from(["<think>", "</think>", "<thi", "</thi", "\n", " ", "a"]), max_size=6),
+    cut=st.integers(0, 40),
+)
+@pytest.mark.parametrize("form", [THINK, OPENED], ids=["written", "opened"])
+def test_a_growing_text_shows_the_reasoning_and_the_answer_of_the_whole_text(form, pieces, cut):
+    text = "".join(pieces)
+    reasoning, content = form.split(text)
+    assert (reasoning or "").startswith(form.certain(text[:cut]))
+    start = form.answer_start(text[:cut])
+    if start is not None:
+        assert start == form.answer_start(text)
+        assert content.startswith(text[start:cut].lstrip("\n") if start else text[:cut])
+
+
+def conversation(qwen3, client_keeps: bool):
+    """Conversations with a cached response that reasons, and its message as a client has it."""
+    conversations = Conversations(qwen3, 10_000)
+    first = ChatRequest([user("Where?")], [FIND])
+    sampled = [*qwen3.encode(f"<think>\nLook it up.\n</think>\n\n{CALL}"), qwen3.end_id]
+    prompt = conversations.prompt(first)
+    completion = conversations.completion(first, prompt, sampled, [0.0] * len(sampled), frozenset([qwen3.end_id]))
+    assert completion.message["reasoning"] == "Look it up."
+    message = dict(completion.message)
+    if not client_keeps:
+        del message["reasoning"]
+    return conversations, prompt + sampled, [user("Where?"), message]
+
+
+@pytest.mark.parametrize("client_keeps", [True, False])
+def test_a_client_need_not_send_reasoning_back(qwen3, client_keeps):
+    """Most clients of OpenAI's API do not. Prompts are the same: the template decides what stays."""
+    conversations, tokens, talk = conversation(qwen3, client_keeps)
+    result = tool("shipped") | {"tool_call_id": talk[1]["tool_calls"][0]["id"]}
+    within = conversations.prompt(ChatRequest([*talk, result], [FIND]))
+    assert within[: len(tokens)] == tokens, "calls and results continue the tokens"
+    later = conversations.prompt(ChatRequest([*talk, result, user("Thanks.")], [FIND]))
+    text = qwen3.tokenizer.decode(later)
+    assert "Look it up." not in text, "Qwen 3 drops reasoning once the user speaks again"
+    assert later == qwen3.prompt_ids([*talk, result, user("Thanks.")], [FIND])
+
+
+def test_a_demonstration_with_reasoning_has_the_tokens_that_the_model_would_sample(qwen3):
+    talk = [user("Where?"), assistant("", ("find-order", {"order": "K482"})) | {"reasoning": "Look it up."}]
+    (stream,) = qwen3.streams(talk, [FIND])
+    sampled = stream.token_ids[slice(*stream.spans[0])]
+    assert qwen3.tokenizer.decode(sampled).startswith("<think>\nLook it up.\n</think>")
+    assert qwen3.parse(sampled, 0, [FIND])["reasoning"] == "Look it up."
+
+
+def test_a_template_without_a_place_for_reasoning_gets_it_as_text():
+    chat = chat_format(FAMILIES["smollm3"])
+    text = chat.render([*TALK[1:2], assistant("Shipped.") | {"reasoning": "K482."}], [], generate=False)
+    assert "<think>\nK482.\n</think>\n\nShipped." in text
