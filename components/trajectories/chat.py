@@ -27,6 +27,7 @@ from typing import Any
 from zlib import crc32
 
 from components.errors import EngineError, PromptRefused, ResourceError
+from components.trajectories.answer_reader import AnswerReader
 from components.trajectories.call_forms import FORMS
 from components.trajectories.call_forms.marked import CallForm
 from components.trajectories.chat_template import ChatTemplate, Messages, TemplateTooCostly
@@ -38,7 +39,6 @@ from components.trajectories.plain_messages import (
 )
 from components.trajectories.reasoning import MARKS, ReasoningForm, reads_reasoning
 from components.trajectories.special_tokens import SpecialTokens
-from components.trajectories.tool_calls import call_id, certain_text_pythonic, read_pythonic
 
 _PROBE = {
     "type": "function",
@@ -61,7 +61,7 @@ class TokenStream:
     """Range [start, end) of each assistant message, including its end-of-turn token."""
 
 
-class ChatFormat:
+class ChatFormat(AnswerReader):
     """The chat template of one tokenizer. Raises ResourceError without a template or an end-of-turn token.
 
     A template is a program that is part of the model. If it rejects a conversation, the methods raise PromptRefused.
@@ -73,8 +73,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.special_tokens = SpecialTokens(tokenizer)
         self._template = ChatTemplate(tokenizer)
-        self.reasoning: ReasoningForm | None = None
-        """Marks of the model's reasoning; None if its template knows none."""
+        self.reasoning = None
         self._renders_reasoning = True
         self._arguments_as_text = False
         """True if the template reads the arguments of calls as JSON text, as DeepSeek's does."""
@@ -84,16 +83,12 @@ class ChatFormat:
         *before, self.end = tokenizer.convert_ids_to_tokens(closing)
         self.end_id = closing[-1]
         self.closing = "".join(before)
-        """Special tokens of a response before `end`, such as Cohere's `<|END_RESPONSE|>`; empty for most templates."""
         self.call_form = self._native_calls()
-        """Form in which the template writes calls; None for a template without tools, or with another form."""
         self.single_call = self.call_form is not None and not self._renders_calls(2)
-        """True if the template refuses a message with several calls."""
         self.tool_role = "tool" if self.native_tools or self._renders(("user", "assistant", "tool")) else "user"
         self.system_role = self._renders(("system", "user"), which=0)
         self.alternates = not self._renders(("user", "user"))
         self.channel = self._response_channel()
-        """Special tokens before a final response that the model samples itself; empty for most templates."""
         self.reasoning = self._reasoning_form()
         self._renders_reasoning = reads_reasoning(str(tokenizer.get_chat_template()))
 
@@ -337,67 +332,6 @@ class ChatFormat:
         cut = body.rfind(self.end)
         return body[: cut if cut >= 0 else None] + self.end
 
-    # Parsing
-
-    def parse(self, token_ids: list[int], turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-        """Return the assistant message of sampled tokens. An invalid call stays in the content, where the environment
-        can report the error. `turn` is part of the calls' ids. tools: the offered ones; some forms need the types of
-        their parameters."""
-        return self.parse_text(self.text_of(token_ids), turn, tools)
-
-    def text_of(self, token_ids: list[int]) -> str:
-        """Return the text of sampled tokens, without the end of the turn and earlier channels."""
-        body = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
-        text = str(self.tokenizer.decode(body, skip_special_tokens=False))
-        text = text.rpartition(self.channel)[2] if self.channel else text
-        return text.removesuffix(self.closing)
-
-    def parse_text(self, text: str, turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-        """Return the assistant message of a text (`parse`)."""
-        message = self.message_of(text)
-        answer = message["content"]
-        try:
-            content, calls = self.call_form.read(answer, tools) if self.call_form else read_pythonic(answer)
-        except (ValueError, RecursionError):
-            return message
-        if len(calls) > 1 and self.single_call:
-            return message
-        message["content"] = content
-        if calls:
-            message["tool_calls"] = [
-                {"id": call_id(turn, i), "type": "function", "function": {"name": name, "arguments": arguments}}
-                for i, (name, arguments) in enumerate(calls)
-            ]
-        return message
-
-    def message_of(self, text: str) -> dict[str, Any]:
-        """Return the assistant message of a text without calls: reasoning and content."""
-        reasoning, content = self.reasoning.split(text) if self.reasoning else (None, text)
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        return message if reasoning is None else message | {"reasoning": reasoning}
-
-    def certain_text(self, text: str) -> str:
-        """Return the part of a growing text with which the content of its message begins, however the text goes on."""
-        content = self.certain_content(text)
-        return self.call_form.certain_text(content) if self.call_form else certain_text_pythonic(content)
-
-    def certain_content(self, text: str) -> str:
-        """Return the same for a message without calls."""
-        if self.channel:
-            return ""  # the text so far may belong to an earlier channel
-<<<<<<< HEAD
-        text = text.partition(self.closing)[0] if self.closing else text
-        return certain_text_tagged(text) if self.native_tools else certain_text_pythonic(text)
-=======
-        if self.reasoning is None:
-            return text
-        start = self.reasoning.answer_start(text)
-        return "" if start is None else text[start:].lstrip("\n") if start else text
-
-    def answer_start(self, text: str) -> int | None:
-        """Return the place in a growing text after its reasoning; None while it reasons."""
-        return self.reasoning.answer_start(text) if self.reasoning else 0
-
 
 def _reads_probe(form: CallForm, text: str) -> bool:
     """Return True if a form reads the call of the probe in a text."""
@@ -418,7 +352,6 @@ def _with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, A
 def _short_id(name: str) -> str:
     """Return an id of nine letters for an id of a call."""
     return f"{crc32(name.encode()):09d}"[-9:]
->>>>>>> a0041048 (Read calls in the form of a model's family, and reasoning as a field of its own)
 
 
 def _says(text: str, message: dict[str, Any]) -> bool:

@@ -1,0 +1,85 @@
+"""Messages from sampled tokens: reasoning, content and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from components.trajectories.call_forms.marked import CallForm
+from components.trajectories.reasoning import ReasoningForm
+from components.trajectories.tool_calls import call_id, certain_text_pythonic, read_pythonic
+
+
+class AnswerReader:
+    """How a model's answers are read. `components.trajectories.chat` sets the fields from its chat template."""
+
+    tokenizer: Any
+    end: str
+    end_id: int
+    """Special token with which a response ends."""
+    closing: str
+    """Special tokens of a response before `end`, such as Cohere's `<|END_RESPONSE|>`; empty for most templates."""
+    channel: str
+    """Special tokens before a final response that the model samples itself; empty for most templates."""
+    reasoning: ReasoningForm | None
+    """Marks of the model's reasoning; None if its template knows none."""
+    call_form: CallForm | None
+    """Form in which the template writes calls; None for a template without tools, or with another form."""
+    single_call: bool
+    """True if the template refuses a message with several calls."""
+
+    def parse(self, token_ids: list[int], turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """Return the assistant message of sampled tokens. An invalid call stays in the content, where the environment
+        can report the error. `turn` is part of the calls' ids. tools: the offered ones; some forms need the types of
+        their parameters."""
+        return self.parse_text(self.text_of(token_ids), turn, tools)
+
+    def text_of(self, token_ids: list[int]) -> str:
+        """Return the text of sampled tokens, without the end of the turn and earlier channels."""
+        body = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
+        text = str(self.tokenizer.decode(body, skip_special_tokens=False))
+        text = text.rpartition(self.channel)[2] if self.channel else text
+        return text.removesuffix(self.closing)
+
+    def parse_text(self, text: str, turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """Return the assistant message of a text (`parse`)."""
+        message = self.message_of(text)
+        answer = message["content"]
+        try:
+            content, calls = self.call_form.read(answer, tools) if self.call_form else read_pythonic(answer)
+        except (ValueError, RecursionError):
+            return message
+        if len(calls) > 1 and self.single_call:
+            return message
+        message["content"] = content
+        if calls:
+            message["tool_calls"] = [
+                {"id": call_id(turn, i), "type": "function", "function": {"name": name, "arguments": arguments}}
+                for i, (name, arguments) in enumerate(calls)
+            ]
+        return message
+
+    def message_of(self, text: str) -> dict[str, Any]:
+        """Return the assistant message of a text without calls: reasoning and content."""
+        reasoning, content = self.reasoning.split(text) if self.reasoning else (None, text)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        return message if reasoning is None else message | {"reasoning": reasoning}
+
+    def certain_text(self, text: str) -> str:
+        """Return the part of a growing text with which the content of its message begins, however the text goes on."""
+        content = self.certain_content(text)
+        return self.call_form.certain_text(content) if self.call_form else certain_text_pythonic(content)
+
+    def certain_content(self, text: str) -> str:
+        """Return the same for a message without calls."""
+        if self.channel:
+            return ""  # the text so far may belong to an earlier channel
+        text = text.partition(self.closing)[0] if self.closing else text
+        if self.reasoning is None:
+            return text
+        start = self.reasoning.answer_start(text)
+        return "" if start is None else text[start:].lstrip("\n") if start else text
+
+    def answer_start(self, text: str) -> int | None:
+        """Return the place in a growing text after its reasoning; None while it reasons."""
+        return self.reasoning.answer_start(text) if self.reasoning else 0
