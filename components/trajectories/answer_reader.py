@@ -23,6 +23,8 @@ class AnswerReader:
     """Special tokens before a final response that the model samples itself; empty for most templates."""
     reasoning: ReasoningForm | None
     """Marks of the model's reasoning; None if its template knows none."""
+    renders_reasoning: bool
+    """True if the template reads reasoning from a field of messages; otherwise it gets it as part of the content."""
     call_form: CallForm | None
     """Form in which the template writes calls; None for a template without tools, or with another form."""
     single_call: bool

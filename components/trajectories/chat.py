@@ -74,7 +74,7 @@ class ChatFormat(AnswerReader):
         self.special_tokens = SpecialTokens(tokenizer)
         self._template = ChatTemplate(tokenizer)
         self.reasoning = None
-        self._renders_reasoning = True
+        self.renders_reasoning = True
         self._arguments_as_text = False
         """True if the template reads the arguments of calls as JSON text, as DeepSeek's does."""
         self._short_ids = False
@@ -90,7 +90,7 @@ class ChatFormat(AnswerReader):
         self.alternates = not self._renders(("user", "user"))
         self.channel = self._response_channel()
         self.reasoning = self._reasoning_form()
-        self._renders_reasoning = reads_reasoning(str(tokenizer.get_chat_template()))
+        self.renders_reasoning = reads_reasoning(str(tokenizer.get_chat_template()))
 
     def _end_of_turn(self) -> tuple[list[int], list[int]]:
         """Return the special tokens after an assistant message, from rendered conversations, and the tokens that only
@@ -120,8 +120,8 @@ class ChatFormat(AnswerReader):
         return tail[start:end], tail[end : max(eos, default=end)]
 
     def _native_calls(self) -> CallForm | None:
-        """Return the form in which the template writes calls; None if it does not present tools, or has no form that is
-        known."""
+        """Return the form in which the template writes calls; None if it does not present tools, has no form that is
+        known, or drops the system message after calls, as that of Mistral Nemo."""
         for self._arguments_as_text, self._short_ids in product((False, True), repeat=2):
             try:
                 if "Probes." not in self._probe([{"role": "user", "content": "stem"}], [_PROBE]):
@@ -130,8 +130,19 @@ class ChatFormat(AnswerReader):
             except EngineError:
                 continue
             if form := next((form for form in FORMS.values() if _reads_probe(form, answer)), None):
-                return form
+                return form if self._keeps_system() else None
         return None
+
+    def _keeps_system(self) -> bool:
+        """Return False if the template shows a system message before calls only."""
+        talk: Messages = [{"role": "system", "content": "root"}, {"role": "user", "content": "stem"}]
+        result = {"role": "tool", "content": "leaf", "tool_call_id": _PROBE_CALL["id"]}
+        called = [*talk, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}, result]
+        try:
+            shown = ["root" in self._probe([self._for_template(m) for m in part], [_PROBE]) for part in (talk, called)]
+        except EngineError:
+            return True
+        return shown != [True, False]
 
     def _renders_calls(self, count: int) -> bool:
         """Return True if the template renders a message with so many calls."""
@@ -206,7 +217,7 @@ class ChatFormat(AnswerReader):
         """Return messages as the template reads them."""
         escape = self.special_tokens.escape
         messages = [message if message["role"] == "assistant" else escape(message) for message in messages]
-        if self.reasoning is not None and not self._renders_reasoning:
+        if self.reasoning is not None and not self.renders_reasoning:
             messages = [_with_reasoning(message, self.reasoning) for message in messages]
         if self.native_tools:
             return [self._for_template(message) for message in messages]

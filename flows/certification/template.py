@@ -160,8 +160,8 @@ def written(chat: ChatFormat, message: dict[str, Any], prompt: list[int], tools:
     if calls:
         parts.append(chat.written_calls(message, tools) if chat.native_tools else write_pythonic(calls))
     text = "\n".join(parts)
-    if thought:
-        marks = chat.reasoning or ReasoningForm("<think>", "</think>", opened=False)
+    marks = chat.reasoning or ReasoningForm("<think>", "</think>", opened=False)
+    if thought or marks.opened:
         text = marks.write(thought, text).removeprefix(marks.start if marks.opened else "")
     return chat.channel + text
 

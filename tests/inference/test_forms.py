@@ -19,6 +19,7 @@ from components.errors import EngineBusy, SpecError
 from components.inference import grammar, grammar_compiler, grammar_text
 from components.inference.protocol import ChatRequest, LogitChange, ResponseForm, Sampling
 from components.rollout.capture import Capture
+from components.trajectories.call_forms import FORMS
 from components.trajectories.schema import Scenario, Trajectory
 from tests.inference.scripted import served
 
@@ -182,7 +183,7 @@ def test_without_llguidance_the_refusal_has_the_install_command(client, monkeypa
 def test_a_required_call_is_made_with_valid_arguments(client, engine, monkeypatch, native, choice):
     """In both call formats; a single tokenizer does for both, because the formats are text."""
     if native:
-        monkeypatch.setattr(engine.format, "native_tools", True)
+        monkeypatch.setattr(engine.format, "call_form", FORMS["tagged_json"])
         monkeypatch.setattr(engine.format, "render", lambda *_, **__: "Will it rain?")
     answers = ask(client, n=40, seed=4, tools=[FORECAST, PING], tool_choice=choice).choices
     finished = [choice for choice in answers if choice.finish_reason != "length"]
@@ -294,7 +295,7 @@ TAGGED = {
 @needs_llguidance
 def test_strict_tools_hold_the_calls_that_a_model_makes_to_their_schemas(engine, monkeypatch):
     for native, texts in ((False, PYTHONIC), (True, TAGGED)):
-        monkeypatch.setattr(engine.format, "native_tools", native)
+        monkeypatch.setattr(engine.format, "call_form", FORMS["tagged_json"] if native else None)
         assert {text: accepted(engine, ResponseForm(strict=True), text) == text + "END" for text in texts} == texts
 
 
@@ -302,7 +303,7 @@ def test_strict_tools_hold_the_calls_that_a_model_makes_to_their_schemas(engine,
 @pytest.mark.parametrize("native", [False, True])
 def test_arguments_without_bounds_are_finite(engine, monkeypatch, native):
     """A number may have any exponent by its grammar; one that overflows would make the call text."""
-    monkeypatch.setattr(engine.format, "native_tools", native)
+    monkeypatch.setattr(engine.format, "call_form", FORMS["tagged_json"] if native else None)
     parameters = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -321,7 +322,7 @@ def test_arguments_without_bounds_are_finite(engine, monkeypatch, native):
 @needs_llguidance
 @pytest.mark.parametrize("native", [False, True])
 def test_without_parallel_calls_a_response_has_one_call_at_most(engine, monkeypatch, native):
-    monkeypatch.setattr(engine.format, "native_tools", native)
+    monkeypatch.setattr(engine.format, "call_form", FORMS["tagged_json"] if native else None)
     tagged = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
     once, twice = (tagged, f"{tagged}\n{tagged}") if native else ("[ping()]", "[ping(), ping()]")
     for schema in (None, '{"type": "integer"}'):
@@ -334,7 +335,7 @@ def test_without_parallel_calls_a_response_has_one_call_at_most(engine, monkeypa
 @needs_llguidance
 @pytest.mark.parametrize("native", [False, True])
 def test_with_a_schema_a_response_is_a_call_or_content(engine, monkeypatch, native):
-    monkeypatch.setattr(engine.format, "native_tools", native)
+    monkeypatch.setattr(engine.format, "call_form", FORMS["tagged_json"] if native else None)
     form = ResponseForm(json_schema='{"type": "integer"}', strict=True)
     call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>' if native else "[ping()]"
     for text in ("12", call):
@@ -516,7 +517,7 @@ def test_biases_and_penalties_over_http(client):
 @pytest.mark.parametrize(("native", "most"), [(True, 300), (True, 90), (False, 300), (False, 30)])
 def test_streamed_calls_are_those_without_streaming(client, engine, monkeypatch, native, most):
     """Tagged calls in several parts; also those that `max_tokens` cuts, which are text."""
-    monkeypatch.setattr(engine.format, "native_tools", native)
+    monkeypatch.setattr(engine.format, "call_form", FORMS["tagged_json"] if native else None)
     options = {"tools": [FORECAST], "tool_choice": "required", "seed": 4, "n": 8, "max_tokens": most}
     whole = ask(client, **options).choices
     parts: list[list] = [[] for _ in whole]

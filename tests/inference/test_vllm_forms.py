@@ -20,6 +20,7 @@ from components.inference.grammar import Grammars
 from components.inference.protocol import ChatRequest, ResponseForm, Sampling
 from components.inference.vllm.server import readable_tokenizer
 from components.models.byte_level import byte_level_decoder
+from components.trajectories.call_forms import FORMS as CALL_FORMS
 from tests.deployment.tiny import with_unused_decoders
 from tests.inference.test_forms import FORECAST, PING, SCHEMA, TALK, needs_llguidance, valid
 from tests.inference.test_vllm import ask, seen
@@ -63,7 +64,7 @@ FORMS = {
 def test_the_servers_mask_is_that_of_the_embedded_engine(start, connect, monkeypatch, native):
     engine = connect(start())
     if native:
-        monkeypatch.setattr(engine.format, "native_tools", True)
+        monkeypatch.setattr(engine.format, "call_form", CALL_FORMS["tagged_json"])
         monkeypatch.setattr(engine.format, "render", lambda *_, **__: "Will it rain?")
     grammars = Grammars(engine.format, len(engine.tokenizer), engine.stop_ids)
     for name, form in FORMS.items():

@@ -37,10 +37,11 @@ REASONING = {
 
 
 def parser_flags(chat: ChatFormat) -> dict[str, str]:
-    """Return the arguments of vLLM's server that name the parsers of a model."""
+    """Return the arguments of vLLM's server that name the parsers of a model. Reasoning stays in the content for a
+    template that reads it there."""
     form = next((name for name, form in FORMS.items() if form is chat.call_form), None)
     flags = {"tool-call-parser": TOOL_CALLS[form] if form else PYTHONIC}
-    if chat.reasoning is not None:
+    if chat.reasoning is not None and chat.renders_reasoning:
         opened = chat.reasoning.opened and chat.reasoning.start == "<think>"
         flags["reasoning-parser"] = "deepseek_r1" if opened else REASONING[chat.reasoning.start]
     return flags
