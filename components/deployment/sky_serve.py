@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
+from components.deployment.vllm_parsers import PYTHONIC, REASONING, TOOL_CALLS
 from components.errors import EspalierError, Problem, SpecError
-from components.inference.vllm.parsers import PYTHONIC, REASONING, TOOL_CALLS
 from components.specs.served import SERVER_KEY_VARIABLE
 
 PORT = 8000

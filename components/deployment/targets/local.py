@@ -165,7 +165,7 @@ class LocalTarget(DeploymentTarget):
 
 def _parser_flags(folder: Path) -> dict[str, str]:
     """Return the arguments that name vLLM's parsers of the model's calls and reasoning."""
-    from components.inference.vllm.parsers import parser_flags
+    from components.deployment.vllm_parsers import parser_flags
     from components.models.weights import load_tokenizer
     from components.trajectories.chat import ChatFormat
 
