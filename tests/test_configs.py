@@ -396,8 +396,13 @@ WEIGHTS = {
     "model.lora=null model.quantization=nf4": ("model.quantization", "cannot be trained"),
     f"model.quantization=nf4 {REMOTE}": ("model.quantization", "inference=embedded"),
     "model.quantization=int8": ("model.quantization", "nf4"),
+    f"model.chat_template=chatml {REMOTE}": ("model.chat_template", "renders conversations with its own"),
+    "model.chat_template_kwargs={a:1} inference=litellm inference.model=openai/name rounds=0": (
+        "model.chat_template_kwargs",
+        "inference.extra",
+    ),
 }
-"""Options that are incompatible with full fine-tuning and a quantized base."""
+"""Options that are incompatible with full fine-tuning, a quantized base and a chat template."""
 
 
 def test_incompatible_trained_weights_are_rejected():

@@ -36,8 +36,7 @@ QUALIFICATION = {
 }
 """The same of a qualification."""
 REMEDIES = {
-    "template": "Use another chat template: copy the model's folder, change chat_template.jinja in the copy, and set "
-    "model.name to it; or choose another model.",
+    "template": "Use another chat template: model.chat_template=FILE; or choose another model.",
     "tool_calls": "Choose another agent.format (react or code), or a chat template that writes calls as JSON in "
     "<tool_call>.",
     "special_tokens": "Correct eos_token_id in generation_config.json of a copy of the model's folder, and set "

@@ -24,8 +24,8 @@ ENDINGS = (".json", ".safetensors", ".txt", ".model", ".jinja")
 
 _Signature = tuple[int, ...]
 _lock = threading.Lock()
-_digests: dict[str, tuple[_Signature, str]] = {}
-"""SHA-256 of each file that this process has read, with the file's status at that time."""
+_digests: dict[_Signature, str] = {}
+"""SHA-256 of each file that this process has read, by the file's status at that time. Links to a file share it."""
 
 
 def belongs(name: str) -> bool:
@@ -91,13 +91,13 @@ def _digest(path: Path) -> str:
     try:
         before = _signature(path)
         with _lock:
-            cached = _digests.get(str(path.absolute()))
-        if cached is not None and cached[0] == before:
-            return cached[1]
+            cached = _digests.get(before)
+        if cached is not None:
+            return cached
         digest = file_digest(path)
         if _signature(path) == before:
             with _lock:
-                _digests[str(path.absolute())] = before, digest
+                _digests[before] = digest
     except OSError as error:
         raise ResourceError(f"the model file {path} cannot be read: {error.strerror or error}") from None
     return digest

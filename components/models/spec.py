@@ -79,6 +79,14 @@ class ArchitectureSpec(Spec):
         return {**self.model_dump(mode="json"), "words": words_digest()}
 
 
+CHATML = "chatml"
+"""`chat_template` of base models."""
+LONGEST_TEMPLATE = 1 << 20
+"""Maximum size of a chat template in bytes. Published ones have up to 30 kB."""
+_LATER = ("architecture", "chat_template", "chat_template_kwargs")
+"""Fields that are left out while they are null or empty, so that they do not change stage keys."""
+
+
 class LocalModelSpec(Spec):
     """A model that computes on this machine."""
 
@@ -98,6 +106,23 @@ class LocalModelSpec(Spec):
     The place of a stage (`compute`) determines it, and stage keys and exports state the result."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Compute device; `auto` uses CUDA if available."""
+    chat_template: Annotated[str | None, FILES] = None
+    """Chat template in place of the model's own: the path of a Jinja file, which is read at once, or `chatml` for a
+    base model without one. null: that of the model."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = {}
+    """Values of variables that the chat template reads, such as `{enable_thinking: false}` or `{reasoning_effort:
+    low}`. They hold in training, generation and evaluation, and are the defaults of an exported model."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def _text(cls, value: str | None) -> str | None:
+        if value is None or value == CHATML or "{{" in value:
+            return value  # the text is that of an earlier validation
+        path = Path(value).expanduser()
+        text = path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size <= LONGEST_TEMPLATE else ""
+        if "{{" not in text:
+            raise ValueError(f"{CHATML}, or the path of a Jinja template; {value!r} is none")
+        return text
 
     @field_validator("architecture")
     @classmethod
@@ -108,9 +133,8 @@ class LocalModelSpec(Spec):
 
     @model_serializer(mode="wrap")
     def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a null architecture, so that it does not change stage keys."""
         data = serialize(self)
-        return data if self.architecture is not None else {k: v for k, v in data.items() if k != "architecture"}
+        return {name: value for name, value in data.items() if name not in _LATER or value}
 
     @property
     def for_tests(self) -> bool:
@@ -119,17 +143,22 @@ class LocalModelSpec(Spec):
 
     def content(self) -> dict[str, Any]:
         """Return what else determines the model, for stage keys: the digest of a local folder, whose files may change
-        at any time, or an architecture with its words; else {}. Raises SpecError for `dtype: auto`."""
+        at any time, an architecture with its words, the text of ChatML. Raises SpecError for `dtype: auto`."""
         if self.dtype == "auto":
             text = f"auto: a stage key states what it computes in; expected one of {', '.join(get_args(StoredDtype))}"
             raise SpecError([Problem("model.dtype", text)])
-        if self.architecture is not None:
-            return {"architecture": self.architecture.key_part()}
-        if self.source != "hub" or not Path(self.name).is_dir():
-            return {}  # created or downloaded once, recorded and verified: `weights.prepare`
-        from components.models.digests import folder_digest
+        part: dict[str, Any] = {}
+        if self.chat_template == CHATML:
+            from components.models.chat_template import chatml_digest
 
-        return {"content": folder_digest(Path(self.name))}
+            part["chat_template"] = chatml_digest()
+        if self.architecture is not None:
+            part["architecture"] = self.architecture.key_part()
+        elif self.source == "hub" and Path(self.name).is_dir():
+            from components.models.digests import folder_digest
+
+            part["content"] = folder_digest(Path(self.name))
+        return part  # other weights are created or downloaded once, recorded and verified: `weights.prepare`
 
 
 class ModelSpec(LocalModelSpec):
@@ -150,6 +179,10 @@ class ModelSpec(LocalModelSpec):
     def base(self) -> ModelSpec:
         """Return the spec with the default of `lora`, for stages that do not train."""
         return self.model_copy(update={"lora": LoraSpec()})
+
+    def of_server(self) -> ModelSpec:
+        """Return the spec for an engine whose server has another model: without variables of this one's template."""
+        return self.model_copy(update={"chat_template_kwargs": {}})
 
 
 class FrozenModelSpec(LocalModelSpec):

@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from components.artifacts import lock_file, sync_tree
-from components.artifacts.keys import file_digest
+from components.artifacts.keys import file_digest, json_digest
 from components.errors import ResourceError
 from components.json_text import read_json
-from components.models import packaged, quantized, random_weights
+from components.models import chat_template, packaged, quantized, random_weights
 from components.models.attention import implementation
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.folder_limits import building, check_config, check_tokenizer
 from components.models.spec import LocalModelSpec, ModelSpec
+from components.trajectories.chat import ChatFormat
 
 logger = logging.getLogger(__name__)
 
@@ -43,18 +44,20 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_con
 
 
 def check_weights(spec: ModelSpec, cache: Path) -> None:
-    """Raise ResourceError if `prepare(spec, cache)` would fail for lack of weights, a package or disk space."""
+    """Raise ResourceError if `prepare(spec, cache)` would fail for lack of weights, a package, disk space or a chat
+    template, SpecError for variables that the chat template does not read."""
     if spec.quantization != "none":
         quantized.check()
     if spec.source == "hub" and Path(spec.name).is_dir():
         _check_folder(Path(spec.name))
     elif (folder(spec, cache) / "config.json").is_file() and read_record(_record(folder(spec, cache))) is not None:
-        return
+        pass
     elif spec.source == "package":
         _, size = packaged.file_of(spec)
         _check_room(cache, size, f"the converted weights of {spec.name}")
     elif spec.source == "hub":
         _check_hub(spec, cache)
+    chat_template.check(spec, folder(spec, cache))
 
 
 def folder(spec: LocalModelSpec, cache: Path) -> Path:
@@ -82,15 +85,31 @@ def prepare(spec: ModelSpec, cache: Path) -> Path:
         _check_folder(target)
     else:
         _make_once(target, spec, cache, partial(makers[spec.source], spec))
-    if spec.quantization == "none":
-        return target
-    rounded = cache / f"{target.name}-{spec.quantization}-{spec.dtype}-{folder_digest(target)[:16]}"
-    _make_once(rounded, spec, cache, partial(_round, spec, target))
-    return rounded
+    if spec.quantization != "none":
+        target = _derived(target, f"{spec.quantization}-{spec.dtype}", spec, cache, _round)
+    if spec.chat_template is not None or spec.chat_template_kwargs:
+        digest = json_digest([spec.chat_template, spec.chat_template_kwargs, chat_template.chatml_digest()])
+        target = _derived(target, f"chat-{digest[:16]}", spec, cache, _with_template)
+    return target
+
+
+def _derived(base_dir: Path, label: str, spec: ModelSpec, cache: Path, make: Callable[..., None]) -> Path:
+    """Return the folder that `make` makes of the model in `base_dir`. label: what it changes, for the name."""
+    derived = cache / f"{base_dir.name}-{label}-{folder_digest(base_dir)[:16]}"
+    _make_once(derived, spec, cache, partial(make, spec, base_dir))
+    return derived
 
 
 def _round(spec: ModelSpec, base_dir: Path, out: Path, record: Path) -> None:
     quantized.write(base_dir, out, spec.dtype)
+
+
+def _with_template(spec: ModelSpec, base_dir: Path, out: Path, record: Path) -> None:
+    for path in filter(Path.is_file, base_dir.iterdir()):
+        _place(path, out / path.name)
+    chat_template.write(spec, _read_tokenizer(base_dir), out)
+    end = ChatFormat(load_tokenizer(out)).end_id
+    chat_template.declare_end(out, declared_end(base_dir), end)
 
 
 def _record(target: Path) -> Path:
@@ -173,7 +192,7 @@ def load_tokenizer(base_dir: Path) -> Any:
     if not tokenizer.chat_template:
         raise ResourceError(
             f"the model in {base_dir} has no chat template, so it cannot follow a conversation: choose an instruct "
-            "model; or copy the folder, add chat_template.jinja to the copy, and set model.name to it"
+            "model, or give a base model one: model.chat_template=chatml, or the path of a Jinja file"
         )
     return tokenizer
 

@@ -53,13 +53,18 @@ def render(template: str, today: str, conversations: Sequence[Mapping[str, Any]]
 
 @lru_cache(maxsize=8)
 def _compiled(template: str, today: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
+    jinja = environment()
+    jinja.filters["tojson"] = _as_json
+    jinja.globals["raise_exception"] = _raise
+    jinja.globals["strftime_now"] = datetime.fromisoformat(today).strftime
+    return jinja.from_string(template)
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """Return an environment with the syntax of chat templates."""
+    return ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _as_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = datetime.fromisoformat(today).strftime
-    return environment.from_string(template)
 
 
 def _as_json(

@@ -129,6 +129,8 @@ def _play(
         context.progress(len(trajectories), len(trajectories))
         return trajectories, {}, {}
     model = spec.teacher.model(spec.model.max_length) if spec.teacher else spec.model
+    if spec.actor == "teacher" and spec.teacher is None:
+        model = model.of_server()
     limits = spec.collect
     if part != WHOLE or (spec.further is not None and limits.max_failures < 1):
         # a share of the whole stage or round, not of the shard or of the smaller refill

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from contextlib import closing
 from functools import partial
 
 import aiohttp
@@ -67,6 +68,14 @@ def test_a_request_reaches_the_other_engine_as_it_is(connect, echo):
         [0],
     )
     assert (completion.logprobs, completion.policy) == ([-0.5], "base")
+
+
+def test_variables_of_the_chat_template_are_sent():
+    with Line(faults=[answer(GOOD)]) as line:
+        spec = RemoteSpec(name="remote", url=line.url, model="shop", timeout=5, retry_for=0)
+        with closing(RemoteEngine(spec, {"enable_thinking": False})) as engine:
+            ask(engine)
+        assert line.seen[-1]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_the_ids_of_a_long_prompt_do_not_count_as_a_reply_that_is_too_large(connect):

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -74,7 +75,7 @@ class RemoteSpec(ModelEndpoint, EngineSpec):
         return Problem("inference.tokens", f"false, but {use}; expected true")
 
     def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
-        return ensure_usable(RemoteEngine(self))
+        return ensure_usable(RemoteEngine(self, model.chat_template_kwargs))
 
     def key_part(self) -> dict[str, Any]:
         # neither the address nor the time limits
@@ -84,11 +85,13 @@ class RemoteSpec(ModelEndpoint, EngineSpec):
 class RemoteEngine:
     """An engine with one policy at a time on a server, which batches concurrent requests.
 
-    Raises ResourceError if the environment variable of the API key is not set.
+    template_kwargs: values of variables of the server's chat template (`model.chat_template_kwargs`). Raises
+    ResourceError if the environment variable of the API key is not set.
     """
 
-    def __init__(self, spec: RemoteSpec):
+    def __init__(self, spec: RemoteSpec, template_kwargs: Mapping[str, Any] | None = None):
         self.spec = spec
+        self._fixed = {"chat_template_kwargs": dict(template_kwargs)} if template_kwargs else {}
         self._policy = BASE_POLICY
         self._model = spec.model
         self._client = spec.client(spec.timeout, spec.retry_for, EngineError, spec.max_requests, spec.wait_for)
@@ -102,7 +105,7 @@ class RemoteEngine:
         errors that affect every request."""
         if request.policy != self._policy:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
-        body = body_of(request, self._model)
+        body = body_of(request, self._model) | self._fixed
         if self.spec.tokens:
             body |= {"logprobs": True, "return_token_ids": True}
 

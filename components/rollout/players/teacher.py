@@ -66,7 +66,7 @@ class CollectTeacherSpec(PlayerSpec):
 
     def second_model(self, model: ModelSpec, inference: InferenceSpec) -> SecondModel | None:
         if self.model is None:
-            return SecondModel("teacher", model, self.inference)
+            return SecondModel("teacher", model.of_server(), self.inference)
         return SecondModel("teacher", self.model.model(model.max_length), self.inference, self.model.adapter_dir())
 
     def build(self, agent: Agent, engine: Engine, second: Engine | None, group_size: int) -> Player:

@@ -38,6 +38,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     playing.players,
     learning.weights,
     playing.lengths,
+    playing.template,
     models.local_model,
     judging.reward,
     judging.other_rewards,

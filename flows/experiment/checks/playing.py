@@ -108,6 +108,16 @@ def engine(inference: InferenceSpec, model: ModelSpec, collect: CollectSpec, rou
     )
 
 
+def template(inference: InferenceSpec, model: ModelSpec) -> Iterator[Problem]:
+    """Check that the engine renders conversations as `model.chat_template` and `model.chat_template_kwargs` say."""
+    if model.chat_template is not None and not inference.needs_model:
+        text = f"set, but the server of inference={inference.name} renders conversations with its own; expected null"
+        yield Problem("model.chat_template", f"{text}, and a server that is started with this template")
+    if model.chat_template_kwargs and not inference.loads_policies:
+        text = f"set, but a provider of inference={inference.name} has no chat template; expected {{}}"
+        yield Problem("model.chat_template_kwargs", f"{text}, and the provider's own parameters in inference.extra")
+
+
 def lengths(agent: AgentSpec, model: ModelSpec) -> Iterator[Problem]:
     """Check that a response leaves room for a prompt in the context."""
     if agent.max_tokens >= model.max_length:

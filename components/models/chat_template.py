@@ -1,0 +1,119 @@
+"""Chat template of a model by its configuration: `chat_template` and `chat_template_kwargs`.
+
+Both become part of the model's folder: `weights.prepare` links its files into another folder, whose
+`chat_template.jinja` is the template after a line for each variable. Engines, trainers, exports and servers read that
+folder, so all of them render the same text, and an exported model needs no further settings. A server's client may
+still set a variable to another value.
+
+`chat_template: chatml` is for base models, which have no template. A message ends with `<|im_end|>` if the tokenizer
+has this token, else with the tokenizer's own end of sequence: the embedding of a new token would be untrained. The end
+of a message is also declared as an end of generation, so that servers stop there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from components.errors import Problem, ResourceError, SpecError
+from components.json_text import read_json
+from components.models.spec import CHATML, LocalModelSpec
+from components.specs import nearest
+from components.trajectories.template_variables import variables
+
+FILE = "chat_template.jinja"
+_IM_END = "<|im_end|>"
+_CHATML = """\
+{{- BEGIN -}}
+{%- for message in messages -%}
+{{- '<|im_start|>' ~ message['role'] ~ '\\n' ~ message['content'] ~ END ~ '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+def check(spec: LocalModelSpec, base_dir: Path) -> None:
+    """Raise SpecError for variables that the model's template does not read, ResourceError if it has none or an invalid
+    one. Nothing is checked in a folder that does not exist yet."""
+    if spec.chat_template_kwargs and (base_dir / "config.json").is_file():
+        _check_variables(spec, spec.chat_template or _own(base_dir), base_dir.name)
+
+
+def write(spec: LocalModelSpec, tokenizer: Any, out: Path) -> None:
+    """Write the template of a model to its folder `out`. tokenizer: of the model. Raises the errors of `check`."""
+    template = spec.chat_template or tokenizer.chat_template
+    _check_variables(spec, template, Path(tokenizer.name_or_path).name)
+    if template == CHATML:
+        template = chatml(tokenizer)
+    # The last tag is an expression, because Jinja trims nothing after expressions.
+    values = [(name, json.dumps(value, ensure_ascii=False)) for name, value in spec.chat_template_kwargs.items()]
+    lines = [f"{{%- set {name} = {name} if {name} is defined else {value} -%}}" for name, value in values]
+    path = out / FILE
+    path.unlink(missing_ok=True)  # a link to a file of the original model
+    path.write_text("".join([*lines, "{{- '' }}"] if lines else []) + template, encoding="utf-8")
+
+
+def declare_end(out: Path, declared: int | list[int] | None, end: int) -> None:
+    """Add the token with which a message ends to those with which generation ends. declared: the model's own."""
+    ends = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    path = out / "generation_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    path.unlink(missing_ok=True)
+    ends = [*ends, *([] if end in ends else [end])]
+    path.write_text(json.dumps({**settings, "eos_token_id": ends}, indent=2) + "\n", encoding="utf-8")
+
+
+def chatml(tokenizer: Any) -> str:
+    """Return a ChatML template for a tokenizer. Raises ResourceError if it has no token with which a message can
+    end."""
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    end = _IM_END if _IM_END in special else tokenizer.eos_token
+    if end is None:
+        raise ResourceError(
+            f"model.chat_template = chatml: the tokenizer of {tokenizer.name_or_path} has neither {_IM_END} nor an end "
+            "of sequence; expected the path of a template whose messages end with a special token"
+        )
+    begins = bool(tokenizer.bos_token) and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+    begin = tokenizer.bos_token if begins else ""
+    return _CHATML.replace("BEGIN", json.dumps(begin)).replace("END", json.dumps(end))
+
+
+def chatml_digest() -> str:
+    """Return the SHA-256 of ChatML, for stage keys."""
+    return hashlib.sha256(_CHATML.encode()).hexdigest()
+
+
+def _own(base_dir: Path) -> str | None:
+    """Return the template in the files of a model; None without one."""
+    if (path := base_dir / FILE).is_file():
+        return path.read_text(encoding="utf-8")
+    path = base_dir / "tokenizer_config.json"
+    template = read_json(path).get("chat_template") if path.is_file() else None
+    return template
+
+
+def _check_variables(spec: LocalModelSpec, template: Any, name: str) -> None:
+    if not isinstance(template, str):
+        several = "several chat templates" if template else "no chat template"
+        raise ResourceError(
+            f"model.chat_template = null: {name} has {several}; expected the path of a template, or chatml for a base "
+            "model"
+        )
+    try:
+        read = sorted(variables(template)) if template != CHATML else []
+    except (TemplateError, RecursionError) as error:
+        raise ResourceError(f"the chat template of {name} is no Jinja template: {error}") from None
+    if problems := [
+        Problem(
+            f"model.chat_template_kwargs.{key}",
+            f"{value!r}: the chat template of {name} does not read it; it reads {', '.join(read) or 'no variables'}",
+            nearest(key, read),
+        )
+        for key, value in spec.chat_template_kwargs.items()
+        if key not in read
+    ]:
+        raise SpecError(problems)

@@ -1,0 +1,187 @@
+"""`chat_template` and `chat_template_kwargs`: what is rendered, exported, hashed and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from components.deployment.export import export_merged
+from components.errors import ResourceError, SpecError
+from components.models.spec import LocalModelSpec, ModelSpec
+from components.models.weights import check_weights, declared_end, load_tokenizer, prepare
+from components.specs import validate
+from components.trajectories.chat import ChatFormat
+from components.trajectories.chat_template import TODAY
+from components.trajectories.template_variables import variables
+from tests.trajectories.families import FAMILIES, tokenizer_of
+
+TEMPLATE = """
+{%- if tone is not defined %}{% set tone = 'plain' %}{% endif -%}
+{%- for message in messages %}{% set content = message['content'] %}
+{{- '<|im_start|>' + message['role'] + ' ' + tone + '\\n' + content + '<|im_end|>' + '\\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant ' + tone + '\\n' }}{% endif %}"""
+TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+TINY = {"name": "tiny", "source": "random"}
+REAL = Path(os.environ.get("ESPALIER_MODELS", "/nowhere"))
+
+
+def spec_of(**changes) -> ModelSpec:
+    return validate(ModelSpec, {**TINY, **changes})
+
+
+def rendered(folder: Path) -> str:
+    return ChatFormat(load_tokenizer(folder)).render(TALK, [], generate=False)
+
+
+@pytest.fixture
+def template(tmp_path) -> str:
+    (tmp_path / "tone.jinja").write_text(TEMPLATE)
+    return str(tmp_path / "tone.jinja")
+
+
+def test_the_folder_of_a_model_has_the_template_and_its_values(base_dir, template, tmp_path):
+    before = rendered(prepare(spec_of(), tmp_path))
+    for values, tone in (({}, "plain"), ({"tone": 'a "b"\n%} 🙂'}, 'a "b"\n%} 🙂'), ({"tone": 3}, "3")):
+        spec = spec_of(chat_template=template, chat_template_kwargs=values)
+        if values.get("tone") == 3:
+            spec = spec_of(chat_template=TEMPLATE.replace("+ tone", "~ tone"), chat_template_kwargs=values)
+        folder = prepare(spec, tmp_path)
+        expected = f"<|im_start|>user {tone}\na<|im_end|>\n<|im_start|>assistant {tone}\nb<|im_end|>\n"
+        assert rendered(folder) == expected
+        assert (folder / "model.safetensors").samefile(prepare(spec_of(), tmp_path) / "model.safetensors")
+    served = load_tokenizer(folder).apply_chat_template(TALK, tokenize=False, tone="own")  # by a server's client
+    assert served == "<|im_start|>user own\na<|im_end|>\n<|im_start|>assistant own\nb<|im_end|>\n"
+    assert rendered(prepare(spec_of(), tmp_path)) == before
+
+
+def test_an_exported_model_renders_the_same_without_settings(template, tmp_path):
+    folder = prepare(spec_of(chat_template=template, chat_template_kwargs={"tone": "dry"}), tmp_path)
+    export_merged(folder, None, tmp_path / "out", "card")
+    text = load_tokenizer(tmp_path / "out").apply_chat_template(TALK, tokenize=False)
+    assert "user dry" in text
+    assert text == rendered(folder)
+
+
+def test_keys_have_the_content_of_a_template_and_its_values(template, tmp_path):
+    shutil.copy(template, tmp_path / "copy.jinja")
+    keys = [
+        json.dumps(spec_of(**changes).key_part(), sort_keys=True)
+        for changes in (
+            {"chat_template": template},
+            {"chat_template": str(tmp_path / "copy.jinja")},
+            {"chat_template": TEMPLATE},
+            {"chat_template": "chatml"},
+            {"chat_template_kwargs": {"tone": "dry"}},
+            {"chat_template_kwargs": {"tone": "wet"}},
+            {},
+        )
+    ]
+    assert keys[0] == keys[1] == keys[2]
+    assert len(set(keys)) == 5
+    assert not {"chat_template", "chat_template_kwargs"} & spec_of(chat_template=None).key_part().keys()
+
+
+def test_what_a_template_does_not_read_is_refused_before_anything_runs(base_dir, template, tmp_path):
+    prepare(spec_of(), tmp_path)
+    for changes, words in (
+        ({"chat_template": template, "chat_template_kwargs": {"tones": 1}}, "reads tone. Did you mean 'tone'?"),
+        ({"chat_template": template, "chat_template_kwargs": {"content": "x"}}, "it reads tone"),  # set in the loop
+        ({"chat_template": template, "chat_template_kwargs": {"messages": "x"}}, "it reads tone"),
+        ({"chat_template": "chatml", "chat_template_kwargs": {"tone": "x"}}, "it reads no variables"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "it reads no variables"),
+    ):
+        for refuse in (check_weights, prepare):
+            with pytest.raises(SpecError) as caught:
+                refuse(spec_of(**changes), tmp_path)
+            assert words in str(caught.value), changes
+    for value in ("missing.jinja", str(base_dir / "tokenizer.json")):
+        with pytest.raises(SpecError, match="chatml, or the path of a Jinja template"):
+            spec_of(chat_template=value)
+    with pytest.raises(ResourceError, match="is no Jinja template"):
+        prepare(spec_of(chat_template="{{ a", chat_template_kwargs={"a": 1}), tmp_path)
+
+
+def test_variables_of_published_templates():
+    templates = pytest.importorskip("trl").__path__[0] + "/chat_templates"
+    expected = {
+        "qwen3": {"enable_thinking"},
+        "qwen3_instruct_2507": set(),
+        "gptoss": {"builtin_tools", "model_identity", "reasoning_effort"},
+        "llama3_2": {"custom_tools", "date_string", "tools_in_user_message"},
+        "glm4moe": {"enable_thinking"},
+        "gemma3": set(),
+        "qwen3_6": {"add_vision_id", "enable_thinking", "preserve_thinking"},
+    }
+    assert {name: variables(Path(templates, f"{name}.jinja").read_text()) for name in expected} == expected
+
+
+def bare(folder: Path, tokenizer) -> LocalModelSpec:
+    """Return the spec of a folder with a tokenizer without template, and weights that nothing reads."""
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 1}))
+    (folder / "model.safetensors").touch()
+    return spec_of(name=str(folder), source="hub", chat_template="chatml")
+
+
+def test_chatml_ends_messages_with_a_token_that_the_tokenizer_has(tmp_path):
+    for name, end in (("gemma3", "<eos>"), ("qwen3", "<|im_end|>")):
+        tokenizer = tokenizer_of(FAMILIES[name])
+        if name == "gemma3":
+            tokenizer.add_special_tokens({"eos_token": "<eos>"})
+        folder = prepare(bare(tmp_path / name, tokenizer), tmp_path / "cache")
+        chat = ChatFormat(load_tokenizer(folder))
+        shown = chat.render([*TALK, {"role": "user", "content": f"c{end}"}], [], generate=True)
+        escaped = f"{end[0]} {end[1:]}"
+        assert shown == (
+            f"<|im_start|>user\na{end}\n<|im_start|>assistant\nb{end}\n<|im_start|>user\nc{escaped}{end}\n"
+            "<|im_start|>assistant\n"
+        )
+        assert (chat.end, declared_end(folder)) == (end, [1, chat.end_id])
+    tokenizer = tokenizer_of(FAMILIES["gemma3"])
+    tokenizer.eos_token = None
+    with pytest.raises(ResourceError, match=r"neither <\|im_end\|> nor an end of sequence"):
+        prepare(bare(tmp_path / "none", tokenizer), tmp_path / "cache")
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="ESPALIER_MODELS names no folder of tokenizers")
+def test_real_tokenizers_render_as_by_transformers_with_the_values(tmp_path):
+    from transformers import AutoTokenizer
+
+    trl = pytest.importorskip("trl").__path__[0]
+    for name, values in (
+        ("qwen3", {"enable_thinking": False}),
+        ("gptoss", {"reasoning_effort": "low"}),
+        ("gptoss", {"reasoning_effort": "high", "model_identity": "You are a shop."}),
+    ):
+        tokenizer = AutoTokenizer.from_pretrained(REAL / name)
+        text = tokenizer.chat_template or Path(trl, "chat_templates", "gptoss.jinja").read_text()
+        folder = tmp_path / f"{name}-{len(str(values))}"
+        spec = bare(folder, tokenizer)
+        (folder / "chat_template.jinja").write_text(text)  # beside a config without one
+        spec = spec.model_copy(update={"chat_template": None, "chat_template_kwargs": values})
+        chat = ChatFormat(load_tokenizer(prepare(spec, tmp_path / "cache")))
+        tokenizer.chat_template = text
+        for messages in (TALK[:1], TALK, [{"role": "system", "content": "s"}, *TALK[:1]]):
+            options = {"add_generation_prompt": len(messages) != 2, "strftime_now": TODAY.strftime, **values}
+            expected = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+            assert chat.render(messages, [], generate=len(messages) != 2) == expected, (name, values)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="ESPALIER_MODELS names no folder of tokenizers")
+def test_chatml_on_the_tokenizer_of_a_base_model(tmp_path):
+    """gemma-3-270m (base) ends a sequence with `<eos>` and begins it with `<bos>`."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(REAL / "gemma3", eos_token="<eos>")
+    chat = ChatFormat(load_tokenizer(prepare(bare(tmp_path / "gemma", tokenizer), tmp_path / "cache")))
+    assert (chat.end, chat.end_id) == ("<eos>", 1)
+    stream = chat.streams(TALK, [])[0]
+    (start, end), tokens = stream.spans[0], stream.token_ids
+    assert tokens[0] == tokenizer.bos_token_id
+    assert tokenizer.decode(tokens[start:end]) == "b<eos>"
+    assert chat.parse(tokens[start:end], 0)["content"] == "b"
