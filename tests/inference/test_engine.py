@@ -375,6 +375,7 @@ CONFIGS = {
     "mistral": {"num_key_value_heads": 1, "sliding_window": 24},
     "gpt2": {},
     "olmo2": {"num_key_value_heads": 4},
+    "bloom": {},
     "gemma": {"num_key_value_heads": 1, "head_dim": 32},
     "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 24}
     | {"attn_logit_softcapping": 0.02, "query_pre_attn_scalar": 1},
@@ -419,7 +420,7 @@ def random_model(family: str, base_dir: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_other_families_are_exact_too(family, base_dir, make_engine, tmp_path):
     """Biases, norms on queries and keys, other head sizes, no shared heads, windows and chunks shorter than the
-    conversation, capped scores, sinks, partial rotary angles, layers without positions."""
+    conversation, capped scores, sinks, partial rotary angles, layers without positions, biases by distance."""
     from components.models.weights import load_model
 
     folder = random_model(family, base_dir, tmp_path)

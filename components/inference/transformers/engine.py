@@ -60,7 +60,7 @@ from components.inference.protocol import (
 from components.inference.token_texts import added_tokens, text_prompt
 from components.inference.transformers import row_caches
 from components.inference.transformers.batch import Batch, PassInterrupted, Row, Turns
-from components.inference.transformers.kv_slots import heads_and_dim
+from components.inference.transformers.kv_slots import adopt, heads_and_dim
 from components.inference.transformers.sampling import LogitEditor
 from components.inference.transformers.state_batch import StateBatch
 from components.models import attention, packed_weights, trained_weights
@@ -123,7 +123,10 @@ class TransformersEngine:
         """Return a batch of at most `slots` sequences whose cache fits `cache_bytes`. Raises ResourceError for a model
         whose cache cannot be used."""
         arguments: dict[str, Any] = {"max_length": self.max_length, "device": self.device, "stop_ids": self.stop_ids}
-        if reasons := attention.beyond_slots(self.model):
+        reasons = attention.beyond_slots(self.model)
+        if not reasons and (problem := adopt(self.model)) is not None:
+            reasons = [problem]
+        if reasons:
             try:
                 continues = row_caches.check(self.model)
             except ResourceError as error:
@@ -134,7 +137,6 @@ class TransformersEngine:
             per_sequence = row_caches.RowCaches(self.model, 1, continues=continues).bytes_of(self.max_length)
             slots = max(1, min(slots, cache_bytes // per_sequence))
             return StateBatch(self.model, continues=continues, slots=slots, **arguments)
-        self.model.set_attn_implementation(attention.register())
         heads, dim = heads_and_dim(self.config)
         per_sequence = 2 * self.config.num_hidden_layers * heads * dim * self.model.dtype.itemsize * self.max_length
         return Batch(self.model, slots=max(1, min(slots, cache_bytes // per_sequence)), **arguments)

@@ -20,8 +20,13 @@ from typing import Any
 
 import torch
 
+from components.models import attention
 from components.models.masks import FULL, Paths, Reach, paths
 from components.models.shared_attention import Sharing, SlotMask, shared_mask
+from components.models.widening import widened
+
+TOLERANCE = 1e-3
+"""Largest difference of log-probabilities in float32 with and without a cache, nats."""
 
 
 class KVSlots:
@@ -110,6 +115,41 @@ class KVSlots:
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self._width, 0
+
+
+def adopt(model: Any) -> str | None:
+    """Set the attention of a model for slots. Return the reason if the model does not compute in slots what it computes
+    without a cache, in float32, for a prompt of two sequences and a decoding step; it then keeps its own attention."""
+    config, own_attention = model.config.get_text_config(), model.config._attn_implementation
+    tokens_BT = torch.randint(min(config.vocab_size, 1000), (2, 8), generator=torch.Generator().manual_seed(0))
+    tokens_BT = tokens_BT.to(model.device)
+    positions_BT = torch.arange(8, device=model.device).expand(2, 8)
+    try:
+        with torch.no_grad(), widened(model):
+            expected_BTV = model(input_ids=tokens_BT, use_cache=False).logits.log_softmax(-1)
+            model.set_attn_implementation(attention.register())
+            cache, logits = KVSlots(config, 2, 8, torch.float32, str(model.device)), []
+            for part in (slice(0, 7), slice(7, 8)):
+                logits.append(
+                    model(
+                        input_ids=tokens_BT[:, part],
+                        position_ids=positions_BT[:, part],
+                        attention_mask=cache.aim(slice(0, 2), positions_BT[:, part]),
+                        past_key_values=cache,
+                        use_cache=True,
+                    ).logits
+                )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  a model may fail in any way on a cache that is not its own
+        problem = f"{type(error).__name__}: {error!s:.200}"
+    else:
+        difference = (torch.cat(logits, 1).log_softmax(-1) - expected_BTV).abs().max().item()
+        if difference <= TOLERANCE:
+            return None
+        problem = f"log-probabilities are off by {difference:.2g} nats"
+    model.set_attn_implementation(own_attention)
+    return problem
 
 
 def heads_and_dim(config: Any) -> tuple[int, int]:
