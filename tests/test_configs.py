@@ -397,7 +397,7 @@ WEIGHTS = {
     f"model.quantization=nf4 {REMOTE}": ("model.quantization", "inference=embedded"),
     "model.quantization=int8": ("model.quantization", "nf4"),
     f"model.chat_template=chatml {REMOTE}": ("model.chat_template", "renders conversations with its own"),
-    "model.chat_template_kwargs={a:1} inference=litellm inference.model=openai/name rounds=0": (
+    "+model.chat_template_kwargs.a=1 inference=litellm inference.model=openai/name rounds=0": (
         "model.chat_template_kwargs",
         "inference.extra",
     ),
