@@ -10,12 +10,15 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from components.trajectories.parts import IMPORTED
+from components.trajectories.reasoning import MARKS, ReasoningForm
 from components.trajectories.schema import History, Message, Scenario, Score, Trajectory
 from components.trajectories.step_labels import written
 
+THINK = ReasoningForm(*MARKS[0], opened=False)
+"""Reasoning in the text of a message."""
 STEP_LABELS = "labelled"
 """Name of the labels of imported turns, as in the reward `labelled`."""
 
@@ -74,6 +77,14 @@ class DataExample:
             shown.append((message.role, message.content))
         return shown
 
+    def place_reasoning(self, place: Literal["field", "text", "drop"]) -> None:
+        """Leave the reasoning of all messages as it is, write it in front of their content, or remove it."""
+        for message in (message for candidate in self.candidates for message in candidate.messages):
+            if message.reasoning is not None and place != "field":
+                if place == "text":
+                    message.content = THINK.write(message.reasoning, message.content)
+                message.reasoning = None
+
     def shared_scenario(self) -> str:
         """Return the id of the scenario that the row shares with others: `group`, or that of all single answers with
         its name and its prompt; empty without one."""
@@ -89,7 +100,7 @@ class DataExample:
             parts.append([candidate.reward, candidate.step_labels])
             for message in candidate.messages:
                 calls = [(call.name, call.arguments) for call in message.tool_calls]
-                parts.append([message.role, message.content, calls, message.trained])
+                parts.append([message.role, message.content, message.reasoning, calls, message.trained])
         return json.dumps(parts).encode()
 
     def text(self) -> str:

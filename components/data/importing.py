@@ -137,6 +137,7 @@ class DataImport:
                 self._ignored |= row.values.keys() & set(self._spec.ignore)
                 values = self._spec.without_ignored(row.values)
                 example = self._form.example(values, self._spec.mapped)
+                example.place_reasoning(self._spec.reasoning)
                 self._unused.add(values, example.input)
                 check_example(example)
                 if (recorded := self._problems.get(row.place)) is not None:

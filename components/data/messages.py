@@ -3,6 +3,9 @@
 OpenAI: `role`, `content` (text, or parts of type text), `tool_calls`, `tool_call_id`, and `weight` 0 for a message that
 is not trained on. ShareGPT: `from`, `value`, and in AgentTraj `loss`. Calls in the text of a ShareGPT message are
 tagged: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+Reasoning of an assistant message is a key of its own (`reasoning_content`, `reasoning` or `thinking`), a part of the
+content of type `thinking` or `reasoning`, or a block `<think>...</think>` with which the text begins.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.data.columns import parsed
-from components.data.examples import RowProblem
+from components.data.examples import THINK, RowProblem
 from components.trajectories.schema import Message, Role, ToolCall
 from components.trajectories.tool_calls import read_tagged
 
@@ -34,6 +37,7 @@ _ROLES: dict[str, Role] = {
     "function_response": "tool",
 }
 _TAG = "<tool_call>"
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def read_messages(value: Any) -> list[Message]:
@@ -44,6 +48,12 @@ def read_messages(value: Any) -> list[Message]:
     if not value:
         raise RowProblem("there are no messages", "empty")
     return _linked([_message(number, data) for number, data in enumerate(value)])
+
+
+def answer(text: str) -> Message:
+    """Return a text of the assistant as a message, with the reasoning with which it begins."""
+    reasoning, content = THINK.split(text) if THINK.end in text else (None, text)
+    return Message("assistant", content, reasoning=reasoning)
 
 
 def read_tools(value: Any) -> list[dict[str, Any]]:
@@ -81,7 +91,7 @@ def _message(number: int, data: Any) -> Message:
     role = _ROLES.get(name.lower()) if isinstance(name, str) else None
     if role is None:
         raise RowProblem(f"{where}: role {name!r:.40}; expected one of {', '.join(_ROLES)}")
-    content = _text(where, data.get("content", data.get("value")))
+    content, reasoning = _content(where, data, role)
     calls = _calls(where, data, number)
     if role == "assistant" and name == "function_call":
         calls, content = _called(where, parsed(content), number), ""
@@ -89,7 +99,30 @@ def _message(number: int, data: Any) -> Message:
         content, calls = _tagged(content, number)
     reference = data.get("tool_call_id")
     trained = role != "assistant" or not (data.get("loss") is False or data.get("weight") in (0, False))
-    return Message(role, content, calls, reference if isinstance(reference, str) else None, trained=trained)
+    reference = reference if isinstance(reference, str) else None
+    return Message(role, content, calls, reference, trained=trained, reasoning=reasoning)
+
+
+def _content(where: str, data: Mapping[str, Any], role: str) -> tuple[str, str | None]:
+    """Return content and reasoning of a message."""
+    content, parts = data.get("content", data.get("value")), []
+    if isinstance(content, list):
+        parts = [
+            part for part in content if isinstance(part, Mapping) and part.get("type") in ("thinking", "reasoning")
+        ]
+        content = [part for part in content if part not in parts]
+    text = _text(where, content)
+    if role != "assistant":
+        return text, None
+    for name in _REASONING:
+        if not isinstance(data.get(name), str | None):
+            raise RowProblem(f"{where}: {name} is not text")
+        if data.get(name):
+            return text, data[name]
+    if parts:
+        return text, "".join(_text(where, part.get("thinking", part.get("text"))) for part in parts)
+    message = answer(text)
+    return message.content, message.reasoning
 
 
 def _text(where: str, content: Any) -> str:

@@ -17,7 +17,7 @@ from components.data.forms import FORMS
 from components.data.sources import rows
 from components.data.spec import DataSpec
 from components.errors import PromptRefused, ResourceError
-from components.trajectories.chat import ChatFormat
+from components.trajectories.chat import ChatFormat, missing_part
 from components.trajectories.convert import to_openai
 
 _PROBE = "Zażółć 漢字 😀 \u0001\t\n\u2028 ∑ \U0001f9ff"
@@ -39,8 +39,8 @@ class TokenChecks:
         for history in candidate.histories:
             messages = [to_openai(message) for message in history.messages]
             try:
-                texts = [prompt + response for _, prompt, response in self._chat.responses(messages, tools)]
-                text = max(texts, key=len, default="")
+                responses = self._chat.responses(messages, tools)
+                text = max((prompt + response for _, prompt, response in responses), key=len, default="")
                 size = len(text.encode(errors="surrogatepass"))
                 if size >= _CERTAIN * self._max_length or not self._lossless:
                     tokens = len(self._chat.encode(text))
@@ -51,10 +51,17 @@ class TokenChecks:
                         raise RowProblem(f"{tokens} tokens; model.max_length is {self._max_length}", "too_long")
             except (PromptRefused, ResourceError) as error:
                 raise RowProblem(str(error)[:300], "tokenizer") from None
+            for number, _, response in responses:
+                self._check_complete(number, messages[number], response)
             for number, message in enumerate(history.messages):
                 arguments = [call.arguments for call in message.tool_calls]
-                for part in (message.content, *arguments):
+                for part in (message.reasoning or "", message.content, *arguments):
                     self._check_text(number, message.role, part)
+
+    def _check_complete(self, number: int, message: dict[str, Any], response: str) -> None:
+        if (part := missing_part(response, message)) is not None:
+            advice = ". Set data.reasoning=text or data.reasoning=drop" if part == "reasoning" else ""
+            raise RowProblem(f"message {number} has {part} that the chat template leaves out{advice}", "tokenizer")
 
     def _check_text(self, number: int, role: str, text: str) -> None:
         if role == "assistant" and (token := self._chat.special_tokens.first(text)) is not None:
@@ -95,6 +102,7 @@ def problems_of_part(
             on_row(number + 1)
             try:
                 example = form.example(spec.without_ignored(row.values), spec.mapped)
+                example.place_reasoning(spec.reasoning)
                 check_example(example)
                 check_tokens(example, tokens)
             except RowProblem as problem:

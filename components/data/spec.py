@@ -80,6 +80,10 @@ class DataSpec(SourceSpec):
     ignore: list[str] = []
     """Columns that are not imported. A column that the form does not read and that looks like a label (true or false,
     two values, or the name of a label) ends the import until it is mapped in `columns` or named here."""
+    reasoning: Literal["field", "text", "drop"] = "field"
+    """Reasoning of imported answers: `field` trains on it in the form of the model's chat template, `text` writes it in
+    front of the content as `<think>...</think>`, for models whose template has no reasoning, and `drop` leaves it out.
+    """
     on_problem: Literal["drop", "strict"] = "drop"
     """Treatment of rows that fail a check: `drop` leaves them out and counts them, `strict` ends the import with all
     counts and examples."""

@@ -113,6 +113,7 @@ def _message(message: Message, names: dict[str, str]) -> dict[str, Any]:
     return {
         "role": message.role,
         "content": message.content[:MAX_TEXT],
+        "reasoning": (message.reasoning or "")[:MAX_TEXT],
         "cut": max(0, len(message.content) - MAX_TEXT),
         "calls": [{"name": call.name, "arguments": call.arguments[:MAX_TEXT]} for call in message.tool_calls],
         "answers": names.get(message.tool_call_id or "", ""),

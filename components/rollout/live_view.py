@@ -30,10 +30,10 @@ EVERY = 0.2
 """Seconds between progress updates while no episode ends."""
 
 Event = Mapping[str, Any]
-"""An event: `{"episode": name}` at the start of the followed episode; `{"role", "content", "calls", "sampled"}` for a
-message, where `sampled` is the number of its tokens if the policy sampled it; `{"ended": name, "reward", "success",
-"failure"}` at the end, and the same with `followed` for derived episodes: a second attempt, the other player's side, or
-a teacher's. `reward` is null where the environment gives none."""
+"""An event: `{"episode": name}` at the start of the followed episode; `{"role", "content", "reasoning", "calls",
+"sampled"}` for a message, where `sampled` is the number of its tokens if the policy sampled it; `{"ended": name,
+"reward", "success", "failure"}` at the end, and the same with `followed` for derived episodes: a second attempt, the
+other player's side, or a teacher's. `reward` is null where the environment gives none."""
 Tell = Callable[[int, int, Mapping[str, float]], None]
 """Progress callback: finished episodes, total episodes, and the values `running`, `failed`, `tokens_per_s` and, if the
 environment gives rewards of its own, the mean `reward` of episodes without failure."""
@@ -220,6 +220,8 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the event of a message. Messages of custom agents are not validated."""
     calls = message.get("tool_calls")
     event: dict[str, Any] = {"role": str(message.get("role")), "content": _cut(str(message.get("content") or ""))}
+    if reasoning := message.get("reasoning"):
+        event["reasoning"] = _cut(str(reasoning))
     if isinstance(calls, list) and calls:
         event["calls"] = [_call(call) for call in calls[:MOST_CALLS]]
         event["more_calls"] = max(len(calls) - MOST_CALLS, 0)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from components.trajectories.convert import to_openai
+from components.trajectories.convert import openai_json
 from components.trajectories.roles import tools_of
 from components.trajectories.schema import History, Score, Trajectory
 from components.trajectories.stored import episodes_of
@@ -135,8 +135,8 @@ def _add_history(spans: _Spans, parent: str, history: History, tools: list[dict[
             spans.clock_ns += sampled * _MS
         spans.close(
             span,
-            inputs={"messages": [to_openai(earlier) for earlier in history.messages[:index]]},
-            outputs={"choices": [{"message": to_openai(message), "finish_reason": message.finish_reason or "stop"}]},
+            inputs={"messages": [openai_json(earlier) for earlier in history.messages[:index]]},
+            outputs={"choices": [{"message": openai_json(message), "finish_reason": message.finish_reason or "stop"}]},
             attributes=attributes,
         )
         for call in message.tool_calls:

@@ -226,7 +226,7 @@ class ChatFormat(AnswerReader):
             shown = system_as_user(shown)
         if self.alternates:
             shown = merge_user_messages(shown)
-        return shown
+        return [self._for_template(message) for message in shown]
 
     def _for_template(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message of OpenAI's format as the template expects it: with text content, call arguments as
@@ -277,7 +277,7 @@ class ChatFormat(AnswerReader):
         cut = whole.find(self.end, len(head))
         if not whole.startswith(head) or cut < 0:
             return None
-        if not _says(whole[len(head) : cut], messages[turn]):
+        if missing_part(whole[len(head) : cut], messages[turn]) is not None:
             return None
         after = whole[cut + len(self.end) :]
         return after if closed else self.closing + self.end + after
@@ -327,6 +327,8 @@ class ChatFormat(AnswerReader):
                 alone = [{"role": "user", "content": "a"}]
                 body = self._body(*self._render([(alone, True), ([*alone, messages[turn]], False)], []))
             if body is None:
+                body = self._opened_body(messages[: turn + 1], tools)
+            if body is None:
                 raise ResourceError(
                     f"the chat template of {self.tokenizer.name_or_path} renders the assistant message {turn} "
                     "differently from the head that it gives for generation, so its exact tokens are unknown; correct "
@@ -341,7 +343,30 @@ class ChatFormat(AnswerReader):
             return None
         body = whole[len(head) :]
         cut = body.rfind(self.end)
-        return body[: cut if cut >= 0 else None] + self.end
+        if cut >= 0:
+            return body[:cut] + self.end
+        closed = self.special_tokens.through_last(body)
+        if closed and closed.strip() == body.strip():
+            return closed  # a call that ends with a token of its own, such as Gemma 4's `<|tool_response>`
+        return body + self.end
+
+    def _opened_body(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str | None:
+        """Return the last message as the response to a prompt that opens reasoning, if the template renders the message
+        without reasoning: as one with reasoning, or else with the marks around it. None if the prompt opens none."""
+        form, message = self.reasoning, messages[-1]
+        if form is None or not form.opened:
+            return None
+        reasoning, place = message.get("reasoning") or "", "(reasoning)"
+        shown = [*messages[:-1], {**message, "reasoning": place}]
+        head, whole, bare = self._render([(messages[:-1], True), (shown, False), (messages, False)], tools)
+        body = self._body(head, whole)
+        if body is not None and body.startswith(place):
+            return body.replace(place, reasoning, 1)
+        before, opened, _ = head.rpartition(form.start.rstrip())
+        body = self._body(before, bare)
+        if body is None or not opened:
+            return None
+        return form.write(reasoning, body.lstrip("\n")).removeprefix(head[len(before) :])
 
 
 def _reads_probe(form: CallForm, text: str) -> bool:
@@ -365,18 +390,16 @@ def _short_id(name: str) -> str:
     return f"{crc32(name.encode()):09d}"[-9:]
 
 
-def _says(text: str, message: dict[str, Any]) -> bool:
-    """Return True if a template's rendering of an assistant message has its text and the names of its calls, ignoring
-    whitespace, which templates trim."""
+def missing_part(text: str, message: dict[str, Any]) -> str | None:
+    """Return the part of an assistant message, `reasoning`, `content` or `calls`, that a template's rendering of it
+    lacks; None for a complete one. Whitespace, which templates trim, is ignored, and of calls only the names count."""
+    parts = [("reasoning", message.get("reasoning") or ""), ("content", message.get("content") or "")]
+    parts += [("calls", call["function"]["name"]) for call in message.get("tool_calls") or []]
     text, at = "".join(text.split()), 0
-    for part in [
-        message.get("reasoning") or "",
-        message.get("content") or "",
-        *(call["function"]["name"] for call in message.get("tool_calls") or []),
-    ]:
+    for name, part in parts:
         part = "".join(part.split())
         at = text.find(part, at)
         if at < 0:
-            return False
+            return name
         at += len(part)
-    return True
+    return None

@@ -37,6 +37,13 @@ def to_openai(message: Message) -> dict[str, Any]:
     return data
 
 
+def openai_json(message: Message) -> dict[str, Any]:
+    """Return a message as clients of OpenAI's format and other trainers read it: reasoning as `reasoning_content`."""
+    data = to_openai(message)
+    reasoning = data.pop("reasoning", None)
+    return data if reasoning is None else {**data, "reasoning_content": reasoning}
+
+
 def to_message(message: dict[str, Any]) -> Message:
     """Return a message from OpenAI's format, the inverse of `to_openai`, without span and finish reason."""
     calls = [
@@ -63,7 +70,7 @@ def conversations(trajectory: Trajectory) -> list[list[dict[str, Any]]]:
 
 
 def _conversations(histories: Sequence[History]) -> list[list[dict[str, Any]]]:
-    shown = [(history.agent, [to_openai(message) for message in history.messages]) for history in histories]
+    shown = [(history.agent, [openai_json(message) for message in history.messages]) for history in histories]
     return [
         messages
         for index, (agent, messages) in enumerate(shown)

@@ -49,7 +49,8 @@ def tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]], t
             continue
         shown += _user_message(answers)
         answers = []
-        shown.append({"role": role, "content": content})
+        reasoning = {"reasoning": message["reasoning"]} if message.get("reasoning") is not None else {}
+        shown.append({"role": role, "content": content, **reasoning})
     shown += _user_message(answers)
     if tools:
         if not shown or shown[0]["role"] != "system":

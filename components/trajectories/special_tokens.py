@@ -21,6 +21,10 @@ class SpecialTokens:
         match = self._pattern.search(text)
         return match[0] if match else None
 
+    def through_last(self, text: str) -> str:
+        """Return the beginning of a text up to its last special token; empty without one."""
+        return text[: max((match.end() for match in self._pattern.finditer(text)), default=0)]
+
     def escape(self, data: Any) -> Any:
         """Return JSON data with escaped special tokens: `<|im_end|>` on a web page becomes `< |im_end|>`."""
         match data:

@@ -308,6 +308,7 @@ def _message(message: Message) -> dict[str, Any]:
     return {
         "role": message.role,
         "content": message.content,
+        "reasoning": message.reasoning or "",
         "calls": [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls],
         "cut": message.finish_reason == "length",
     }

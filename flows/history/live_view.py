@@ -54,6 +54,8 @@ def as_text(event: Mapping[str, Any]) -> str:
         return f"── {title}: {reward}{outcome}"
     sampled = f" ({event['sampled']} tokens)" if "sampled" in event else ""
     lines = [f"{printable(event['role'])}{sampled}: {_lines(event['content'])}"]
+    if event.get("reasoning"):
+        lines.insert(0, f"{printable(event['role'])}, reasoning: {_lines(event['reasoning'])}")
     lines += [f"    → {_lines(call)}" for call in event.get("calls", ())]
     if event.get("more_calls"):
         lines.append(f"    → and {event['more_calls']} more")

@@ -193,16 +193,16 @@ def _pairs(verdicts: _Verdicts) -> Iterator[dict[str, Any]]:
     """Yield preference pairs: the conversation up to the revised answer, and up to the original one."""
     from dataclasses import replace
 
-    from components.trajectories.convert import to_openai
+    from components.trajectories.convert import openai_json
 
     for trajectory, _, revised in verdicts:
         if revised.revision is not None:
             messages = trajectory.histories[revised.history].messages[: revised.message + 1]
-            context = [to_openai(message) for message in messages[:-1]]
+            context = [openai_json(message) for message in messages[:-1]]
             revision, original = replace(messages[-1], content=revised.revision), messages[-1]
             yield {
-                "chosen": [*context, to_openai(revision)],
-                "rejected": [*context, to_openai(original)],
+                "chosen": [*context, openai_json(revision)],
+                "rejected": [*context, openai_json(original)],
                 "tools": trajectory.tools,
                 "scenario_id": trajectory.scenario.id,
             }

@@ -135,6 +135,11 @@ INEXPRESSIBLE: dict[str, tuple[str | None, dict[str, Any], str]] = {
         },
         "special token <|im_end|>",
     ),
+    "reasoning without a place in the template": (
+        None,
+        {"prompt": "a", "completion": [{"role": "assistant", "content": "b", "reasoning_content": "why"}]},
+        "has reasoning that the chat template leaves out. Set data.reasoning=text or data.reasoning=drop",
+    ),
 }
 """Template, row and reason of rows that training cannot express."""
 
@@ -142,7 +147,8 @@ INEXPRESSIBLE: dict[str, tuple[str | None, dict[str, Any], str]] = {
 def test_a_row_that_training_cannot_express_is_dropped_by_number(importing, subtests):
     for name, (template, row, reason) in INEXPRESSIBLE.items():
         with subtests.test(name):
-            report, _, _ = importing([_talk("x", "y"), row], template)
+            good = {"prompt": "x", "completion": "y"} if "prompt" in row else _talk("x", "y")
+            report, _, _ = importing([good, row], template)
             assert counts(report) == {"tokenizer": 1}
             (shown,) = report.checks["tokenizer"].examples
             assert shown["number"] == 2

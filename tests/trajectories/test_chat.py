@@ -215,9 +215,17 @@ def test_a_template_that_forgets_begins_new_histories(make_format):
 
 
 def test_a_head_that_is_not_part_of_the_message(make_format):
-    """Every prompt is rendered as a whole; a demonstration has no exact tokens and is rejected."""
+    """Every prompt is rendered as a whole. A demonstration has exact tokens if the head opens reasoning, which it then
+    contains; another head rejects it."""
     chat = make_format(OPENED)
     assert chat.continuation(TALK[1:2] + TALK[4:6], [], 1, closed=True) is None
+    for reasoning in ("", "why not"):
+        message = assistant("b") | {"reasoning": reasoning}
+        ((_, prompt, response),) = chat.responses([user("a"), message], [])
+        assert prompt.endswith("<|im_start|>assistant\n<think>\n")
+        assert response == f"{reasoning}\n</think>\n\nb<|im_end|>"
+        assert chat.parse_text(response.removesuffix(chat.end), 1) == message
+    chat = make_format(OPENED.replace("<think>", "<answer>"))
     with pytest.raises(ResourceError, match="differently from the head"):
         chat.streams([user("a"), assistant("b")], [])
 

@@ -4,8 +4,10 @@ with `{% generation %}` around what is trained on (`trl/chat_templates/*_trainin
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +20,33 @@ TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 MARKS = re.compile(r"<\|[\w/]+\|>|<｜[\w▁]+｜>|</?(?:start_of_turn|end_of_turn|end_of_utterance|s)>|<\|?turn\|?>")
 PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Added tokens that are not special."""
-TALK = [
-    {"role": "user", "content": "Hi?"},
-    {"role": "assistant", "content": "Hello."},
-    {"role": "user", "content": "Where?"},
-    {"role": "assistant", "content": "There."},
-]
+USER = {"role": "user", "content": "Where?"}
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+CALL = {"id": "call_0_0", "type": "function", "function": {"name": "look_up", "arguments": {"word": "a b"}}}
+RESULT = {"role": "tool", "tool_call_id": "call_0_0", "name": "look_up", "content": "near"}
+
+
+def assistant(content: str, *calls: dict[str, Any], reasoning: str | None = None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    return message | ({"tool_calls": [*calls]} if calls else {}) | ({"reasoning": reasoning} if reasoning else {})
+
+
+TALKS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "answers": ([USER, assistant("Hello."), USER, assistant("There.")], []),
+    "reasoning": ([USER, assistant("There.", reasoning="It is near.")], []),
+    "calls": ([USER, assistant("", CALL), RESULT, assistant("There.")], [LOOK_UP]),
+    "calls after reasoning": (
+        [USER, assistant("", CALL, reasoning="Unknown."), RESULT, assistant("There.", reasoning="Known.")],
+        [LOOK_UP],
+    ),
+}
 REFUSED = {
     "glm4moe": "does not mark where an assistant message ends",
     "idefics3": "does not render the content of an assistant message",
@@ -32,16 +55,25 @@ REFUSED = {
 }
 """Templates that are refused: GLM ends a message with the start of the next one; the others read lists of parts."""
 OPENED = {
-    "deepseek_r1_distill",
-    "deepseekv3",
-    "nemotron_3_5_lightning",
-    "nemotron_3_nano",
-    "nemotron_3_super",
-    "nemotron_3_ultra",
+    "deepseek_r1_distill": ("<｜Assistant｜>", "\n</think>\n\n"),
+    "deepseekv3": ("<｜Assistant｜>", "\n</think>\n\n"),
+    "nemotron_3_5_lightning": ("<think></think>", "</think>"),
+    "nemotron_3_nano": ("<think></think>", "\n</think>\n"),
+    "nemotron_3_super": ("<think></think>", "\n</think>\n"),
+    "nemotron_3_ultra": ("<think></think>", "</think>"),
 }
-"""Templates whose prompt opens reasoning that their own rendering of an answer lacks."""
+"""Templates whose prompt opens reasoning: the beginning of an answer without reasoning in TRL's mask, which follows a
+prompt that no generation has, and here, where it follows the prompt of a generation."""
 SAMPLED_END = {"gptoss": ("<|end|>", "<|return|>")}
 """Ends of earlier answers in TRL's mask and as sampled, if they differ."""
+UNCOMPARED = {
+    ("deepseek_r1_distill", "reasoning"): "TRL's template drops the field",
+    ("deepseekv3", "reasoning"): "TRL's template drops the field",
+    ("diffusion_gemma", "calls"): "a diffusion model; TRL trains no token after a call",
+    ("diffusion_gemma", "calls after reasoning"): "as above",
+}
+CLOSED = {"qwen3_5_nothink"}
+"""Templates whose prompt closes empty reasoning: an answer with reasoning is refused."""
 
 
 def test_what_is_trained_on_equals_the_masks_of_trl(subtests):
@@ -50,19 +82,33 @@ def test_what_is_trained_on_equals_the_masks_of_trl(subtests):
     names = sorted(path.name.removesuffix("_training.jinja") for path in TEMPLATES.glob("*_training.jinja"))
     assert len(names) > 25
     for name in names:
-        with subtests.test(template=name):
-            if name in REFUSED:
-                with pytest.raises(ResourceError, match=REFUSED[name]):
-                    _formats(name)
+        if name in REFUSED:
+            with subtests.test(template=name), pytest.raises(ResourceError, match=REFUSED[name]):
+                _formats(name)
+            continue
+        chat, training = _formats(name)
+        for kind, (messages, tools) in TALKS.items():
+            if (name, kind) in UNCOMPARED or (tools and not chat.native_tools):
                 continue
-            chat, training = _formats(name)
-            if name in OPENED:
-                with pytest.raises(ResourceError, match="differently from the head"):
-                    _trained(chat)
-                continue
-            end, sampled = SAMPLED_END.get(name, ("", ""))
-            masked = [text.removesuffix(end) + sampled for text in _masked_by_trl(chat, training)[:-1]]
-            assert _trained(chat) == [*masked, _masked_by_trl(chat, training)[-1]]
+            with subtests.test(template=name, kind=kind):
+                if name in CLOSED and "reasoning" in kind:
+                    with pytest.raises(ResourceError, match="differently from the head"):
+                        _trained(chat, messages, tools)
+                    continue
+                *earlier, last = _masked_by_trl(chat, training, messages, tools)
+                end, sampled = SAMPLED_END.get(name, ("", ""))
+                expected = [*(text.removesuffix(end) + sampled for text in earlier), last]
+                if name in OPENED:
+                    expected = [_opened(text, *OPENED[name]) for text in expected]
+                assert _trained(chat, messages, tools) == expected
+
+
+def _opened(text: str, without: str, closing: str) -> str:
+    """Return an answer of TRL's mask as it follows on a prompt that opens reasoning."""
+    if not text.startswith(without):
+        return text
+    rest = text.removeprefix(without)
+    return closing + (rest.lstrip("\n") if closing.endswith("\n") else rest)
 
 
 def _formats(name: str) -> tuple[ChatFormat, str]:
@@ -74,19 +120,26 @@ def _formats(name: str) -> tuple[ChatFormat, str]:
     return ChatFormat(tokenizer_of(family)), training
 
 
-def _trained(chat: ChatFormat) -> list[str]:
-    streams = chat.streams(TALK, [], final=True)
+def _trained(chat: ChatFormat, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[str]:
+    streams = chat.streams(messages, tools, final=True)
     return [chat.tokenizer.decode(stream.token_ids[slice(*span)]) for stream in streams for span in stream.spans]
 
 
-def _masked_by_trl(chat: ChatFormat, training: str) -> list[str]:
-    options = {"chat_template": training, "return_dict": True, "return_assistant_tokens_mask": True}
-    shown = chat.tokenizer.apply_chat_template(TALK, **options)
-    pairs = zip(shown["input_ids"], shown["assistant_masks"], strict=True)
-    spans = [[token for token, _ in run] for masked, run in groupby(pairs, key=lambda pair: pair[1]) if masked]
+def _masked_by_trl(
+    chat: ChatFormat, training: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> list[str]:
+    shown = [
+        message | {name: message["reasoning"] for name in ("reasoning_content", "thinking") if "reasoning" in message}
+        for message in messages
+    ]
+    render = partial(chat.tokenizer.apply_chat_template, tools=tools or None)
+    masked = render(shown, chat_template=training, return_dict=True, return_assistant_tokens_mask=True)
+    pairs = zip(masked["input_ids"], masked["assistant_masks"], strict=True)
+    spans = [[token for token, _ in run] for trained, run in groupby(pairs, key=lambda pair: pair[1]) if trained]
+    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     answers = []
-    for turn, span in zip((1, 3), spans, strict=True):
-        prompt = chat.tokenizer.apply_chat_template(TALK[:turn], add_generation_prompt=True, tokenize=False)
+    for turn, span in zip(turns, spans, strict=True):
+        prompt = render(shown[:turn], add_generation_prompt=True, tokenize=False)
         text = chat.tokenizer.decode(span).rstrip()
         known = max(size for size in range(len(text)) if prompt.endswith(text[:size]))
         answers.append(text[known:])

@@ -8,14 +8,15 @@ ground_truth         the true answer, which is the message to learn
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from components.data.columns import RowColumns
 from components.data.examples import DataExample, RowProblem
 from components.data.forms.base import Form, Records, completion_messages, conversation, prompt_messages
 from components.data.forms.writing import labels, plain_or_messages, prompt_length, single
-from components.data.messages import read_messages
-from components.trajectories.schema import Message, Trajectory
+from components.data.messages import answer, read_messages
+from components.trajectories.schema import Trajectory
 
 
 def _read_prompt_completion(columns: RowColumns) -> DataExample:
@@ -104,21 +105,22 @@ THUMBS = Form(
 
 
 def _read_ground_truth(columns: RowColumns) -> DataExample:
-    answer = Message("assistant", columns.text("ground_truth"))
-    return DataExample([conversation([*prompt_messages(columns.need("prompt")), answer])])
+    true = answer(columns.text("ground_truth"))
+    return DataExample([conversation([*prompt_messages(columns.need("prompt")), true])])
 
 
 def _write_ground_truth(group: Sequence[Trajectory]) -> Records:
-    """Yield one row: the best of the good answers that are one text. Other scenarios give no row."""
+    """Yield one row: the best of the good answers that are one text, without reasoning. Other scenarios give no
+    row."""
     answers = []
     for trajectory, messages in single(group):
         cut = prompt_length(messages)
-        answer = plain_or_messages(messages[cut:], "assistant")
-        if isinstance(answer, str) and (trajectory.reward or 0.0) >= GOOD_FROM:
-            answers.append((trajectory, messages[:cut], answer))
+        text = plain_or_messages([replace(message, reasoning=None) for message in messages[cut:]], "assistant")
+        if isinstance(text, str) and (trajectory.reward or 0.0) >= GOOD_FROM:
+            answers.append((trajectory, messages[:cut], text))
     if answers:
-        best, prompt, answer = max(answers, key=lambda item: item[0].reward or 0.0)
-        yield {**labels(best), "prompt": plain_or_messages(prompt, "user"), "ground_truth": answer}
+        best, prompt, text = max(answers, key=lambda item: item[0].reward or 0.0)
+        yield {**labels(best), "prompt": plain_or_messages(prompt, "user"), "ground_truth": text}
 
 
 GROUND_TRUTH = Form(

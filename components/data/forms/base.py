@@ -8,7 +8,7 @@ from typing import Any
 
 from components.data.columns import OPTIONAL, RowColumns
 from components.data.examples import Candidate, DataExample, RowProblem
-from components.data.messages import context_only, read_messages, read_tools
+from components.data.messages import answer, context_only, read_messages, read_tools
 from components.trajectories.schema import History, Message, Trajectory
 
 Records = Iterator[dict[str, Any]]
@@ -85,7 +85,7 @@ def completion_messages(value: Any) -> list[Message]:
         raise RowProblem("the completion is neither text nor a list of messages")
     if not value.strip():
         raise RowProblem("the completion is empty", "empty")
-    return [Message("assistant", value)]
+    return [answer(value)]
 
 
 def _add_system(candidate: Candidate, system: str) -> None:

@@ -25,7 +25,7 @@ from components.data.forms.writing import (
     shared_length,
     single,
 )
-from components.data.messages import context_only
+from components.data.messages import answer, context_only
 from components.trajectories.groups import have_spread
 from components.trajectories.schema import Message, Trajectory
 
@@ -55,9 +55,9 @@ def pair(prompt: Any, chosen: Any, rejected: Any) -> tuple[list[Message], list[M
     return [*context_only(better[:shared]), *better[shared:]], [*context_only(worse[:shared]), *worse[shared:]]
 
 
-def _whole(prompt: Any, answer: Any) -> list[Message]:
+def _whole(prompt: Any, completion: Any) -> list[Message]:
     """Return the conversation of an answer, which may contain its prompt."""
-    messages = completion_messages(answer)
+    messages = completion_messages(completion)
     if messages[0].role in ("system", "user"):
         return messages
     if prompt is None:
@@ -79,15 +79,15 @@ def _transcripts(chosen: str, rejected: str) -> tuple[list[Message], list[Messag
         if not text[cut:].strip():
             raise RowProblem("an answer is empty after the common beginning of both texts", "empty")
     return (
-        [Message("user", prompt), Message("assistant", chosen[cut:])],
-        [Message("user", prompt), Message("assistant", rejected[cut:])],
+        [Message("user", prompt), answer(chosen[cut:])],
+        [Message("user", prompt), answer(rejected[cut:])],
     )
 
 
 def _turns(text: str) -> list[Message]:
     _, *parts = _SPEAKER.split(text)
     return [
-        Message("user" if speaker == "Human" else "assistant", content.strip())
+        Message("user", content.strip()) if speaker == "Human" else answer(content.strip())
         for speaker, content in zip(parts[::2], parts[1::2], strict=True)
     ]
 
@@ -136,8 +136,8 @@ def _read_ranking(columns: RowColumns) -> DataExample:
     prompt = columns.need("prompt")
     return DataExample(
         [
-            conversation([*prompt_messages(prompt), *completion_messages(answer)], reward)
-            for answer, reward in zip(answers, rewards, strict=True)
+            conversation([*prompt_messages(prompt), *completion_messages(completion)], reward)
+            for completion, reward in zip(answers, rewards, strict=True)
         ]
     )
 

@@ -13,7 +13,7 @@ from components.data.columns import RowColumns, as_number
 from components.data.examples import DataExample, RowProblem
 from components.data.forms.base import Form, Records, conversation, prompt_messages
 from components.data.forms.writing import labels, openai_messages, single
-from components.data.messages import read_messages
+from components.data.messages import answer, read_messages
 from components.trajectories.schema import Message, Trajectory
 
 
@@ -38,7 +38,7 @@ def _read_step_labels(columns: RowColumns) -> DataExample:
 def _step(text: object) -> Message:
     if not isinstance(text, str):
         raise RowProblem("steps: expected a list of texts")
-    return Message("assistant", text)
+    return answer(text)
 
 
 def _write_step_labels(group: Sequence[Trajectory]) -> Records:

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.trajectories.convert import to_openai
+from components.data.examples import THINK
+from components.trajectories.convert import openai_json, to_openai
 from components.trajectories.groups import scenario_of
 from components.trajectories.schema import History, Message, Trajectory
 
@@ -38,7 +39,7 @@ def only_conversation(trajectory: Trajectory) -> list[Message]:
 
 def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages in OpenAI's format; `weight` 0 marks a message that is not trained on."""
-    return [to_openai(message) | ({} if message.trained else {"weight": 0}) for message in messages]
+    return [openai_json(message) | ({} if message.trained else {"weight": 0}) for message in messages]
 
 
 def labels(trajectory: Trajectory) -> dict[str, Any]:
@@ -71,16 +72,18 @@ def shared_length(first: Sequence[Message], second: Sequence[Message]) -> int:
 
 
 def plain_or_messages(messages: Sequence[Message], role: str) -> Any:
-    """Return the text of one message of this role, or a list of messages."""
-    if len(messages) == 1 and messages[0].role == role and not messages[0].tool_calls:
-        return messages[0].content
+    """Return the text of one message of this role without calls and reasoning, or a list of messages."""
+    message = messages[0] if len(messages) == 1 and messages[0].role == role else None
+    if message is not None and not message.tool_calls and message.reasoning is None:
+        return message.content
     return openai_messages(messages)
 
 
 def sharegpt_value(message: Message) -> str:
-    """Return the text of a message with its calls, tagged."""
+    """Return the text of a message with its reasoning and its calls, tagged."""
     calls = [
         f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'
         for call in message.tool_calls
     ]
-    return message.content + "".join(calls)
+    text = message.content + "".join(calls)
+    return text if message.reasoning is None else THINK.write(message.reasoning, text)

@@ -34,7 +34,7 @@ from components.rewards.judge import number, unscored
 from components.rewards.rules.answers import check_field, field, last_text, main_history
 from components.rewards.user_functions import ColumnsFunction, build_function, is_async
 from components.specs.registered import registered
-from components.trajectories.convert import to_openai
+from components.trajectories.convert import openai_json
 from components.trajectories.schema import Message, Score, Trajectory
 
 PROVIDED_COLUMNS = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
@@ -154,8 +154,8 @@ class Columns:
         begin = next((at for at, message in enumerate(messages) if _by_agent(message, messages)), len(messages))
         if self.form == "text":
             return "\n\n".join(message.content for message in messages[:begin]), last_text(trajectory)
-        return [to_openai(message) for message in messages[:begin]], [
-            to_openai(message) for message in messages[begin:]
+        return [openai_json(message) for message in messages[:begin]], [
+            openai_json(message) for message in messages[begin:]
         ]
 
     def _parse(self, group: Sequence[Trajectory], result: Any, log: _Log) -> list[Score]:

@@ -202,7 +202,9 @@ function messageOf(one, message, place, alone) {
   const who = element("div", { class: "who" }, message.role === "tool" ? "tool result" : message.role,
     message.cut ? element("span", { class: "faint" }, "cut off") : null,
     editable ? element("button", { class: "correct", onclick: () => { chosen = place; edit(); } }, correction ? "change" : "correct") : null);
-  const node = element("div", { class: classes }, who, ...contentOf(message.content, message.calls));
+  const reasoning = message.reasoning ? [element("details", {}, element("summary", {}, "Reasoning"),
+    element("div", { class: "text", dir: "auto" }, message.reasoning))] : [];
+  const node = element("div", { class: classes }, who, ...reasoning, ...contentOf(message.content, message.calls));
   if (editable) node.addEventListener("click", () => { if (!same(chosen, place) && !editing) { chosen = place; draw(); } });
   if (correction && alone && !(selected && editing)) {
     node.append(element("div", { class: "correction" }, element("div", { class: "who" }, "your correction"), ...contentOf(correction.text, correction.calls)));
