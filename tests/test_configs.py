@@ -309,6 +309,8 @@ REFUSED = {
     "seed=99999999999": ("seed", "99999999999: expected less than 2147483648"),
     "allow=hilo": ("allow", "'hilo': expected a list: allow=[hilo]"),
     "agent.max_tokens=2048": ("agent.max_tokens", "model.max_length"),
+    "agent.max_thinking_tokens=56 agent.max_tokens=56": ("agent.max_thinking_tokens", "no room for an answer"),
+    "agent.max_thinking_tokens=8 inference=vllm": ("agent.max_thinking_tokens", "inference.name=vllm cannot end"),
     "name=../x": ("name", "matches"),
     "seed=-1": ("seed", "at least 0"),
     "rounds=-1": ("rounds", "at least 0"),

@@ -121,7 +121,17 @@ class Conversations:
         self.record_response(request, message, prompt + sampled)
         ended = stopped or before is not None
         reason = "length" if not ended else "tool_calls" if message.get("tool_calls") else "stop"
-        return ChatCompletion(message, reason, prompt, sampled, logprobs, request.policy, altered=request.altered)
+        reasoning = self._chat.reasoning_tokens(sampled) if message.get("reasoning") is not None else 0
+        return ChatCompletion(
+            message,
+            reason,
+            prompt,
+            sampled,
+            logprobs,
+            request.policy,
+            altered=request.altered,
+            reasoning_tokens=reasoning,
+        )
 
     def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Cache a response. tokens: tokens of the conversation, which end with the sampled ones."""

@@ -52,6 +52,11 @@ class EngineSpec(Spec):
         """True if it can generate with an adapter for each role (`model.lora.roles`)."""
         return False
 
+    @property
+    def ends_reasoning(self) -> bool:
+        """True if it can end the reasoning of a response (`Sampling.max_thinking_tokens`)."""
+        return False
+
     @abstractmethod
     def key_part(self) -> dict[str, Any]:
         """Return the settings that determine results, for stage keys."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from components.errors import Problem, SpecError
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")
@@ -39,6 +41,21 @@ class Sampling:
     """Maximum number of tokens per response."""
     min_p: float = 0.0
     """Minimum probability of a sampled token, as a share of the most likely token's probability."""
+    max_thinking_tokens: int | None = None
+    """Number of tokens after which unfinished reasoning is ended: the engine adds the tokens of its end, which are not
+    sampled. None never ends it. Only engines with `ends_reasoning` accept it."""
+
+    def refuse_thinking_limit(self, engine: str) -> None:
+        """Raise SpecError if reasoning is to be ended. engine: name of an engine that cannot end it."""
+        if self.max_thinking_tokens is not None:
+            text = f"{self.max_thinking_tokens}: inference.name={engine} cannot end the reasoning of a response"
+            raise SpecError(
+                [Problem("agent.max_thinking_tokens", f"{text}; expected null, or inference.name=embedded")]
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the parameters by name, without a `max_thinking_tokens` of None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
     def cuts(self) -> dict[str, float]:
@@ -195,8 +212,8 @@ class ChatCompletion:
     token_ids: list[int]
     """Sampled tokens, including the end-of-turn token."""
     logprobs: list[float]
-    """Log-probability of each sampled token under the distribution that it was drawn from. Greedy responses have the
-    log-probability at temperature 1, not 0."""
+    """Log-probability of each sampled token under the distribution that it was drawn from; NaN for a token that was
+    added (`Sampling.max_thinking_tokens`). Greedy responses have the log-probability at temperature 1, not 0."""
     policy: str
     """Version of the policy that generated the response."""
     usage: ReportedTokens | None = None
@@ -206,6 +223,8 @@ class ChatCompletion:
     likeliest: list[TokenLogprobs] = field(default_factory=list)
     """Most likely tokens at each sampled token, under the distribution that it was drawn from, if the request has
     `alternatives`. Empty from engines that do not return them."""
+    reasoning_tokens: int = 0
+    """Number of sampled tokens of the reasoning, with the marks around it; 0 without token ids."""
 
     @property
     def sampled_tokens(self) -> int:

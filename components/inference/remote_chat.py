@@ -13,6 +13,7 @@ from components.json_client import empty_answer
 def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
     """Return the request as JSON, without parameters at their neutral values, which some servers do not support."""
     sampling = request.sampling
+    sampling.refuse_thinking_limit("remote")
     body: dict[str, Any] = {
         "model": model,
         "messages": [_sendable(message) for message in request.messages],

@@ -4,6 +4,7 @@ log-probabilities of tokens as OpenAI's JSON shows them."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -178,4 +179,5 @@ def _entry(token_id: int, logprob: float, decode: Decode | None) -> dict[str, An
     raw = text.encode() if decode is not None else None
     if INCOMPLETE in text:  # a token may be part of a character
         raw = decode.bytes_of(token_id) if isinstance(decode, TokenDecoder) else None
-    return {"token": text, "logprob": logprob, "bytes": None if raw is None else list(raw)}
+    known = None if math.isnan(logprob) else logprob  # an added token was not sampled
+    return {"token": text, "logprob": known, "bytes": None if raw is None else list(raw)}

@@ -114,9 +114,10 @@ class CollectSpec(EpisodeLimits):
             f"with collect.overlap={self.overlap} rounds are collected with a policy {age} behind the one in training"
         )
 
-    def sampling(self, max_tokens: int) -> Sampling:
-        """Return the sampling parameters of sample 0. max_tokens: maximum number of tokens per message."""
-        return Sampling(self.temperature, self.top_p, self.top_k, max_tokens, self.min_p)
+    def sampling(self, max_tokens: int, max_thinking_tokens: int | None) -> Sampling:
+        """Return the sampling parameters of sample 0. max_tokens: maximum number of tokens per message.
+        max_thinking_tokens: as in `Sampling`."""
+        return Sampling(self.temperature, self.top_p, self.top_k, max_tokens, self.min_p, max_thinking_tokens)
 
     def key_part(self) -> dict[str, Any]:
         """Return the settings that determine results, for stage keys. Optional ways of playing appear only if set."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from components.inference.protocol import Sampling
 from components.trajectories.groups import aside
@@ -52,7 +52,7 @@ class EpisodeRequest:
             sample=self.sample,
             histories=[],
             policy=policy,
-            sampling={**asdict(self.sampling), "seed": self.seed},
+            sampling={**self.sampling.settings(), "seed": self.seed},
         )
 
 

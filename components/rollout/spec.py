@@ -79,6 +79,10 @@ class AgentSpec(Spec):
     """Maximum number of assistant messages per episode. The episode is truncated there."""
     max_tokens: int = Field(128, ge=1)
     """Maximum number of sampled tokens per message."""
+    max_thinking_tokens: int | None = Field(None, ge=1)
+    """Number of tokens after which unfinished reasoning of a message is ended: the engine adds its end, which is not
+    trained on, and the policy goes on with its answer. null: only `max_tokens` ends it. Needs
+    `inference.name=embedded`."""
     function: Annotated[OwnAgentTarget | None, CODE] = None
     """Custom agent function that replaces the loop, as `my_package.agents.mine` or with arguments. `max_turns` then
     limits its number of calls. Its package must be in `allow`."""
@@ -116,6 +120,8 @@ class AgentSpec(Spec):
     def key_part(self) -> dict[str, Any]:
         """Return the settings that determine results, for stage keys."""
         data: dict[str, Any] = {"max_turns": self.max_turns, "max_tokens": self.max_tokens}
+        if self.max_thinking_tokens is not None:
+            data["max_thinking_tokens"] = self.max_thinking_tokens
         if self.function is not None:
             return data | {"function": self.function.resolved()}
         return data | self.shown_part()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,16 @@ class AnswerReader:
         text = str(self.tokenizer.decode(body, skip_special_tokens=False))
         text = text.rpartition(self.channel)[2] if self.channel else text
         return text.removesuffix(self.closing)
+
+    def reasoning_tokens(self, token_ids: list[int]) -> int:
+        """Return the number of leading tokens of a response that are reasoning, with the marks around it."""
+        start = self.answer_start(self.text_of(token_ids))
+        if not start:
+            return 0 if start == 0 else len(token_ids)
+        lengths = range(len(token_ids))
+        return bisect_left(
+            lengths, True, key=lambda count: self.answer_start(self.text_of(token_ids[:count])) is not None
+        )
 
     def parse_text(self, text: str, turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the assistant message of a text (`parse`)."""

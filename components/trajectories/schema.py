@@ -11,6 +11,7 @@ Wall-clock times are stored beside the trajectories, not in them: equal episodes
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,7 +62,8 @@ class Message:
     tool_call_id: str | None = None
     """For role `tool`: id of the call that this message responds to."""
     span: tuple[int, int] | None = None
-    """Range [start, end) of this message's sampled tokens in the history's token stream. None if the message was not
+    """Range [start, end) of this message's tokens in the history's token stream: sampled ones, and those that ended its
+    reasoning (`Sampling.max_thinking_tokens`), whose log-probability is NaN. None if the message was not
     sampled by an engine (user, tool, system, demonstrations)."""
     finish_reason: str | None = None
     """Finish reason of a sampled message: `stop`, `tool_calls` or `length`."""
@@ -91,7 +93,8 @@ class History:
         for message in self.messages:
             if message.span is not None and message.trained:
                 start, end = message.span
-                mask[start:end] = [True] * (end - start)
+                logprobs = self.logprobs[start:end] or [0.0] * (end - start)  # unknown
+                mask[start:end] = [not math.isnan(logprob) for logprob in logprobs]
         return mask
 
 

@@ -86,7 +86,9 @@ def certify(spec: CertifyStage, inputs: Inputs, draft: Draft, context: Context) 
         subject = Subject(
             model=spec.model,
             agent=spec.agent,
-            sampling=CollectSpec(**{name: getattr(spec, name) for name in SAMPLING}).sampling(spec.agent.max_tokens),
+            sampling=CollectSpec(**{name: getattr(spec, name) for name in SAMPLING}).sampling(
+                spec.agent.max_tokens, spec.agent.max_thinking_tokens
+            ),
             base_dir=prepare(spec.model, context.cache),
             openings=open_episodes(make, scenarios[: spec.scenarios], spec.timeout),
             deliver=lambda folder: warm_engine(spec.model, None, context, spec.inference, folder),

@@ -139,7 +139,7 @@ def _play(
     requests = carried.requests(spec.agent.max_turns) + episode_requests(
         scenarios,
         spec.collect.group_size,
-        sampling=spec.collect.sampling(spec.agent.max_tokens),
+        sampling=spec.collect.sampling(spec.agent.max_tokens, spec.agent.max_thinking_tokens),
         max_turns=spec.agent.max_turns,
         seed=context.seed * 1_000_003 + spec.round,
         temperature_step=spec.collect.temperature_step,

@@ -221,7 +221,11 @@ def _play(
     requests = episode_requests(
         scenarios,
         spec.samples,
-        sampling=Sampling(temperature=spec.evaluate.temperature, max_tokens=spec.agent.max_tokens),
+        sampling=Sampling(
+            temperature=spec.evaluate.temperature,
+            max_tokens=spec.agent.max_tokens,
+            max_thinking_tokens=spec.agent.max_thinking_tokens,
+        ),
         max_turns=spec.agent.max_turns,
         seed=context.seed,
     )

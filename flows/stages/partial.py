@@ -43,7 +43,7 @@ class Carried:
                 scenario=trajectory.scenario,
                 sample=trajectory.sample,
                 seed=trajectory.sampling["seed"],
-                sampling=Sampling(**{name: trajectory.sampling[name] for name in names}),
+                sampling=Sampling(**{name: trajectory.sampling[name] for name in names if name in trajectory.sampling}),
                 max_turns=max_turns,
                 paused=trajectory,
             )

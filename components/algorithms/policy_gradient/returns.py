@@ -23,8 +23,13 @@ from components.trajectories.schema import Trajectory
 def turn_lengths(trajectory: Trajectory) -> list[int]:
     """Return the number of sampled tokens of each sampled message, over all histories; 0 for a message that is never
     trained on."""
-    messages = [message for history in trajectory.histories for message in history.messages]
-    return [(message.span[1] - message.span[0]) * message.trained for message in messages if message.span is not None]
+    return [
+        sum(mask[slice(*message.span)])
+        for history in trajectory.histories
+        for mask in [history.sampled_mask()]
+        for message in history.messages
+        if message.span is not None
+    ]
 
 
 def turn_rewards(trajectory: Trajectory) -> list[float]:

@@ -40,6 +40,10 @@ class EmbeddedSpec(EngineSpec):
     def serves_roles(self) -> bool:
         return True
 
+    @property
+    def ends_reasoning(self) -> bool:
+        return True
+
     def build_roles(self, model: ModelSpec, host: EngineHost, roles: Sequence[str]) -> ModelEngine:
         from components.inference.transformers.batch import Turns
 

@@ -24,7 +24,7 @@ from components.inference.growing_text import GrowingText, StopDetector
 from components.inference.protocol import ChatRequest, TextRequest, TokenLogprobs, parameter_of
 from components.inference.transformers.kv_slots import KVSlots
 from components.inference.transformers.prefixes import SHARED_TOKENS, partition, shared_prefix
-from components.inference.transformers.sampling import LogitEditor, distributions, draw
+from components.inference.transformers.sampling import LogitEditor, ReasoningLimit, distributions, draw
 from components.models.shared_attention import Sharing
 
 PREFILL_TOKENS = 4096
@@ -56,6 +56,7 @@ class Row:
     """Cause of failure."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each sampled token; NaN for one that `reasoning` added."""
     slot: int = -1
     stop: StopDetector | None = None
     """Detector of the request's stop strings; None without any."""
@@ -67,6 +68,8 @@ class Row:
     """Allowed tokens of a response with a form; None allows all."""
     change: LogitEditor | None = None
     """Biases and penalties; None without any."""
+    reasoning: ReasoningLimit | None = None
+    """Limit of the reasoning; None without one."""
     alternatives: int | None = None
     """Number of most likely tokens to record for each token; None records none."""
     likeliest: list[TokenLogprobs] = field(default_factory=list)
@@ -312,7 +315,10 @@ class Batch:
         tokens, logprobs = draw(logits_BV, samplings, [row.uniform.random() for row in rows])
         self.counters["sampled_tokens"] += len(rows)
         for index, (row, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
-            if math.isnan(logprob):
+            added = row.reasoning.next_token(row.sampled) if row.reasoning is not None else None
+            if added is not None:
+                token, logprob = added, math.nan
+            elif math.isnan(logprob):
                 self.fail(row, row.error or EngineError("the model's logits are not finite"))
                 done.append(row)
                 continue

@@ -61,7 +61,7 @@ from components.inference.token_texts import added_tokens, text_prompt
 from components.inference.transformers import row_caches
 from components.inference.transformers.batch import Batch, PassInterrupted, Row, Turns
 from components.inference.transformers.kv_slots import adopt, heads_and_dim
-from components.inference.transformers.sampling import LogitEditor
+from components.inference.transformers.sampling import LogitEditor, ReasoningLimit
 from components.inference.transformers.state_batch import StateBatch
 from components.models import attention, packed_weights, trained_weights
 from components.models.stored_names import to_parameters
@@ -227,6 +227,8 @@ class TransformersEngine:
         if isinstance(request, ChatRequest) and request.form.constrained:
             row.matcher = await self._grammars.matcher(request.form, request.tools)
             self._require_policy(request)
+        elif isinstance(request, ChatRequest) and (most := request.sampling.max_thinking_tokens) is not None:
+            row.reasoning = ReasoningLimit(self.format, most)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:

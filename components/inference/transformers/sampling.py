@@ -21,6 +21,7 @@ import torch
 from components.errors import Problem, SpecError
 from components.inference.protocol import NO_CHANGE, LogitChange, Sampling
 from components.models.distribution import Cut, support_mask
+from components.trajectories.chat import ChatFormat
 
 CHUNK_ROWS = 8
 """Rows that are drawn together on a CPU: their distributions fit a processor's cache, and the results are the same."""
@@ -83,6 +84,32 @@ def distributions(logits_BV: torch.Tensor, samplings: Sequence[Sampling]) -> tor
 def truncate(logps_V: torch.Tensor, cut: Cut) -> torch.Tensor:
     """Return log-probabilities renormalized over the tokens that can be sampled (`components.models.distribution`)."""
     return logps_V.masked_fill(~support_mask(logps_V[None], cut)[0], -torch.inf).log_softmax(-1)
+
+
+class ReasoningLimit:
+    """Limit of the reasoning of one response: the tokens of its end are added if it is unfinished after `most` tokens.
+
+    Raises SpecError for a chat template without reasoning.
+    """
+
+    def __init__(self, chat: ChatFormat, most: int):
+        if chat.reasoning is None:
+            text = f"{most}: the chat template of {chat.tokenizer.name_or_path} has no reasoning; expected null"
+            raise SpecError([Problem("agent.max_thinking_tokens", text)])
+        self._chat, self._form, self._most = chat, chat.reasoning, most
+        self._decided = False
+        self._added: list[int] = []
+
+    def next_token(self, sampled: Sequence[int]) -> int | None:
+        """Return the next token if it is not to be sampled. sampled: tokens of the response so far."""
+        if not self._decided and len(sampled) >= self._most:
+            text = self._chat.text_of(list(sampled))
+            begun = self._form.opened or text.lstrip().startswith(self._form.start)
+            ended = self._form.answer_start(text) is not None
+            self._decided = begun or ended
+            if begun and not ended:
+                self._added = self._chat.encode(f"\n{self._form.end}\n\n")
+        return self._added.pop(0) if self._added else None
 
 
 class LogitEditor:

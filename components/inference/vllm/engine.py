@@ -199,6 +199,7 @@ class VllmEngine:
     def _body(self, request: ChatRequest, name: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """Return the request body, without parameters at their neutral values."""
         sampling = request.sampling
+        sampling.refuse_thinking_limit("vllm")
         body: dict[str, Any] = {
             "model": name,
             "prompt": prompt,

@@ -31,6 +31,7 @@ from components.rollout.formats import Presentation
 from components.rollout.observations import clean
 from components.rollout.players.player import Agent, Player, PlayerSpec, PlaySetup
 from components.rollout.request import EpisodeRequest, derived_seed
+from components.rollout.usage import REASONING_TOKENS
 from components.trajectories.convert import conversations, to_message
 from components.trajectories.groups import aside, scenario_of
 from components.trajectories.parts import DEMONSTRATION
@@ -106,7 +107,8 @@ class ReflectionPlayer(Player):
         # typed Any: an async method where the protocol has a plain one
         noted: Any = ReflectionEnvironment(environment, note(reflection.histories[0]))
         second = await self.agent.play(engine, noted, replace(request, seed=derived_seed(derived.seed, "attempt")))
-        counts = ("sampled_tokens", "truncated", *(["cut_transcript"] if reflecting.cut else []))
+        names = ("sampled_tokens", "truncated", "cut_transcript", REASONING_TOKENS)
+        counts = [name for name in names if name in reflection.metrics]
         return [
             first,
             replace(

@@ -97,8 +97,16 @@ def tokens(inference: InferenceSpec, rounds: int) -> Iterator[Problem]:
         yield Problem(problem.path, f"{problem.message}, or rounds=0")
 
 
-def engine(inference: InferenceSpec, model: ModelSpec, collect: CollectSpec, rounds: int) -> Iterator[Problem]:
-    """Check the engine against the adapter, the sampling and the overlap of the rounds."""
+def engine(
+    inference: InferenceSpec, model: ModelSpec, collect: CollectSpec, rounds: int, agent: AgentSpec
+) -> Iterator[Problem]:
+    """Check the engine against the adapter, the sampling, the agent and the overlap of the rounds."""
+    if agent.max_thinking_tokens is not None and not inference.ends_reasoning:
+        yield Problem(
+            "agent.max_thinking_tokens",
+            f"{agent.max_thinking_tokens}: inference.name={inference.name} cannot end the reasoning of a response; "
+            "expected null, or inference.name=embedded",
+        )
     yield from inference.problems(
         rounds=rounds,
         lora_rank=model.lora.rank if model.lora else 0,
@@ -124,4 +132,10 @@ def lengths(agent: AgentSpec, model: ModelSpec) -> Iterator[Problem]:
         yield Problem(
             "agent.max_tokens",
             f"{agent.max_tokens}: leaves no room for a prompt in model.max_length={model.max_length}; expected less",
+        )
+    if agent.max_thinking_tokens is not None and agent.max_thinking_tokens >= agent.max_tokens:
+        yield Problem(
+            "agent.max_thinking_tokens",
+            f"{agent.max_thinking_tokens}: leaves no room for an answer in agent.max_tokens={agent.max_tokens}; "
+            "expected less",
         )
