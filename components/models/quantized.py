@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from components.errors import ResourceError
 from components.models.files import save
 from components.models.folder_limits import building, check_config
+from components.models.stored_names import skeleton
+from components.models.targets import other_modules
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +39,9 @@ def check() -> None:
         )
 
 
-def load(base_dir: Path, *, dtype: str, device: str) -> Any:
-    """Return the causal language model in `base_dir` with 4-bit linear layers, in evaluation mode."""
+def load(base_dir: Path, *, dtype: str, device: str, attention: str = "sdpa") -> Any:
+    """Return the causal language model in `base_dir` with 4-bit linear layers, in evaluation mode. attention:
+    implementation, by its name in transformers. The towers of a multimodal model are not quantized."""
     import torch
     from bitsandbytes.nn import Linear4bit
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -50,6 +53,7 @@ def load(base_dir: Path, *, dtype: str, device: str) -> Any:
         bnb_4bit_quant_type=KIND,
         bnb_4bit_use_double_quant=False,
         bnb_4bit_compute_dtype=computed,
+        llm_int8_skip_modules=[*towers, "lm_head"] if (towers := other_modules(skeleton(base_dir))) else None,
     )
     with building("the model of config.json", base_dir):
         model = AutoModelForCausalLM.from_pretrained(
@@ -57,7 +61,7 @@ def load(base_dir: Path, *, dtype: str, device: str) -> Any:
             dtype=computed,
             quantization_config=config,
             device_map={"": device},
-            attn_implementation="sdpa",
+            attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
         )
@@ -73,6 +77,7 @@ def write(base_dir: Path, out: Path, dtype: str) -> None:
     import torch
     from bitsandbytes.nn import Linear4bit
     from transformers import AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
 
     quantized_model = load(base_dir, dtype=dtype, device="cpu")
     names = [name for name, module in quantized_model.named_modules() if isinstance(module, Linear4bit)]
@@ -82,7 +87,8 @@ def write(base_dir: Path, out: Path, dtype: str) -> None:
     )
     with torch.no_grad():
         for name in names:
-            weight_OI = model.get_submodule(name).weight
+            layer = model.get_submodule(name)
+            weight_OI = layer.weight.mT if isinstance(layer, Conv1D) else layer.weight
             weight_OI.copy_(_converged(weight_OI, name))
     save(model, out)
     for path in sorted(base_dir.iterdir()):

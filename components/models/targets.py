@@ -51,6 +51,11 @@ def resolve(model: Any, lora: LoraSpec) -> Targets:
     parameters = {f"{name}.weight" for name in selected & (linear | routers) - modules}
     for name in selected & experts:
         parameters |= {f"{name}.{key}" for key, value in _own(model.get_submodule(name)).items() if value.ndim == 3}
+    if packed := sorted(name for name in parameters if not model.get_parameter(name).is_floating_point()):
+        raise ResourceError(
+            f"model.quantization: PEFT adapts {packed[0]} as a parameter, and cannot if it is stored in 4 bits "
+            f"({len(packed)} such layers). Leave them out of model.lora.target_modules, or set model.quantization=none"
+        )
     if parameters and lora.dropout:
         raise ResourceError(
             f"model.lora.dropout = {lora.dropout:g}: PEFT has no dropout for adapters of parameters such as "
@@ -63,14 +68,21 @@ def resolve(model: Any, lora: LoraSpec) -> Targets:
     )
 
 
+def other_modules(model: Any) -> list[str]:
+    """Return the names of the modules of a multimodal model that are not part of its language model, outermost only."""
+    if model.config.get_text_config() is model.config:
+        return []
+    language = [model.get_decoder(), model.get_output_embeddings()]
+    shared = {name for name, module in model.named_modules() if any(part in language for part in module.modules())}
+    inside = tuple(f"{name}." for name, module in model.named_modules() if module in language)
+    others = [name for name, _ in model.named_modules() if name not in shared and not name.startswith(inside)]
+    return [name for name in others if name.rpartition(".")[0] in shared]
+
+
 def freeze_towers(model: Any) -> None:
     """Freeze what is not part of the language model of a multimodal model."""
-    if model.config.get_text_config() is model.config:
-        return
-    trained = {id(parameter) for parameter in model.get_decoder().parameters()}
-    trained |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
-    for parameter in model.parameters():
-        parameter.requires_grad_(id(parameter) in trained)
+    for name in other_modules(model):
+        model.get_submodule(name).requires_grad_(False)
 
 
 def adapted_parameters(model: Any, config: dict[str, Any]) -> dict[str, list[str]]:

@@ -156,14 +156,15 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
 
     from components.models import fused_norms
 
-    if quantization != "none":
-        return quantized.load(base_dir, dtype=dtype, device=device)
     check_config(Path(base_dir))
+    attention = implementation(model_config(Path(base_dir)))
+    if quantization != "none":
+        return quantized.load(base_dir, dtype=dtype, device=device, attention=attention)
     with building("the model of config.json", Path(base_dir)):
         model = AutoModelForCausalLM.from_pretrained(
             base_dir,
             dtype=getattr(torch, dtype),
-            attn_implementation=implementation(model_config(Path(base_dir))),
+            attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
         )

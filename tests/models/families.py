@@ -13,11 +13,11 @@ from components.models import random_weights
 from components.models.files import save
 
 _SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     "initializer_range": 0.15,
 }  # fmt: skip
-_SPARSE = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
+_SPARSE = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
 _SHARED = {**_SPARSE, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 _LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 _VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -31,12 +31,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", {**_SHARED, **_LATENT, "num_key_value_heads": 4, "n_shared_experts": 1}),
     "glm4_moe": ("Glm4Moe", {**_SHARED, "n_shared_experts": 1, "head_dim": 16}),
     "minimax_m2": ("MiniMaxM2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}),
-    "ernie4_5_moe": ("Ernie4_5_Moe", {"moe_intermediate_size": 48, "moe_num_experts": 4, "moe_k": 2}),
+    "ernie4_5_moe": ("Ernie4_5_Moe", {"moe_intermediate_size": 64, "moe_num_experts": 4, "moe_k": 2}),
     "phimoe": ("Phimoe", {"num_local_experts": 4}),
     "gpt_oss": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}),
     "qwen3_next": (
         "Qwen3Next",
-        {**_SPARSE, **_LINEAR, "num_experts": 4, "shared_expert_intermediate_size": 48, "num_hidden_layers": 4},
+        {**_SPARSE, **_LINEAR, "num_experts": 4, "shared_expert_intermediate_size": 64, "num_hidden_layers": 4},
     ),
     "gpt2": ("GPT2", {"n_positions": 4096, "n_embd": 64, "n_layer": 2, "n_head": 4}),
     "gemma3": ("Gemma3", {}),

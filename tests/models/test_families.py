@@ -3,6 +3,7 @@ family of models whose weights transformers renames, joins or transposes."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 
@@ -14,10 +15,16 @@ from transformers import AutoModelForCausalLM
 
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
+from components.algorithms.policy.packing import TokenSequence, pack
+from components.algorithms.policy.policy import Policy
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.errors import ArtifactError, ResourceError
 from components.models import trained_weights
+from components.models.distribution import Cut
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.stored_names import to_parameters
+from components.models.weights import load_model, prepare
+from tests.algorithms.builders import MODEL, batch, plain_logprobs, train_in
 from tests.models.families import FAMILIES, write
 
 IDS = torch.arange(3, 27).unsqueeze(0) * 7 % 250 + 3
@@ -78,6 +85,27 @@ def test_every_reader_of_an_adapter_has_the_trained_policy(family, folders, tmp_
     torch.testing.assert_close(logprobs(merged), trained, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss", "gpt2", "gemma3"])
+def test_plain_peft_reads_a_trained_checkpoint(family, folders, tmp_path):
+    base_dir = folders(family)
+    model = MODEL.model_copy(update={"name": str(base_dir), "source": "hub"})
+    algorithm = GRPOSpec(learning_rate=3e-2, max_kl=1e3)
+    out, _, _ = train_in(tmp_path, algorithm, base_dir, batch(), model)
+    policy = Policy(base_dir, model, seed=0)
+    policy.load(policy.folder(out))
+    before, after = plain(base_dir).double(), PeftModel.from_pretrained(plain(base_dir), out / "adapter").double()
+    for trajectory in batch():
+        (history,) = trajectory.histories
+        sampled = [place for place, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
+        (packed,) = pack([TokenSequence(history.token_ids, sampled)], 100)
+        for reader, expected in ((contextlib.nullcontext, after), (policy.as_reference, before)):
+            with torch.no_grad(), reader():
+                values = policy.logprobs(packed, Cut(0.7))[0].double()
+                plain_values = plain_logprobs(expected, history.token_ids, 0.7)[[place - 1 for place in sampled]]
+            torch.testing.assert_close(values, plain_values, atol=2e-4, rtol=0)
+    assert (plain_values - plain_logprobs(after, history.token_ids, 0.7)[[p - 1 for p in sampled]]).abs().max() > 0.1
+
+
 @pytest.mark.parametrize("family", ["qwen3_moe", "gemma3", "gpt2"])
 def test_all_weights_are_written_back_under_the_names_of_the_files(family, folders, tmp_path):
     base_dir = folders(family)
@@ -124,3 +152,28 @@ def test_a_config_that_names_fewer_layers_than_were_trained_ends_the_training(fo
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"target_parameters": None}))
     with pytest.raises(ArtifactError, match=r"PEFT reads another .*experts.* differs, and 11 more"):
         adapter.check_saved(tmp_path, base_dir)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "qwen3_moe"])
+def test_four_bits_hold_the_rounded_weights_of_the_language_model(family, folders, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    base_dir = folders(family)
+    rounded = prepare(ModelSpec(name=str(base_dir), quantization="nf4"), tmp_path)
+    with torch.no_grad():
+        stored, computed = (
+            load_model(rounded)(input_ids=IDS).logits,
+            load_model(rounded, quantization="nf4")(IDS).logits,
+        )
+    assert torch.equal(stored, computed)
+    before, after = plain(base_dir).state_dict(), plain(rounded).state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert not any("vision" in name or "experts" in name for name in changed)
+
+
+def test_layers_in_four_bits_that_peft_adapts_as_parameters_are_refused(folders, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    model = ModelSpec(name=str(folders("deepseek_v3")), quantization="nf4")
+    rounded = load_model(prepare(model, tmp_path), quantization="nf4")
+    with pytest.raises(ResourceError, match=r"model\.quantization: .* in 4 bits \(6 such layers\)"):
+        Adapter(rounded, model, seed=0)
