@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from components.models.attention import implementation
 from components.models.folder_limits import building, check_gguf
 from components.models.weights import load_model, load_tokenizer
 
@@ -32,6 +33,7 @@ def load_gguf(folder: Path, *, dtype: str, device: str) -> tuple[Any, Any]:
         reader = GGUFReader(file)
         check_gguf(file, reader)
         model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=getattr(torch, dtype))
+        model.set_attn_implementation(implementation(model.config))
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
         split_rule = reader.fields["tokenizer.ggml.pre"].contents()
     if split_rule == "smollm":

@@ -39,7 +39,7 @@ def check() -> None:
         )
 
 
-def load(base_dir: Path, *, dtype: str, device: str, attention: str = "sdpa") -> Any:
+def load(base_dir: Path, *, dtype: str, device: str, attention: str = "eager") -> Any:
     """Return the causal language model in `base_dir` with 4-bit linear layers, in evaluation mode. attention:
     implementation, by its name in transformers. The towers of a multimodal model are not quantized."""
     import torch

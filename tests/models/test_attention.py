@@ -128,18 +128,25 @@ def test_attention_of_a_trie_and_its_gradient_are_those_of_a_dense_mask(reach, e
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("reach", REACHES, ids=str)
-def test_the_block_mask_of_a_gpu_is_the_same(reach):
+def test_the_attention_of_a_gpu_is_the_same(reach, monkeypatch):
+    """FlexAttention without a compiler, which computes on a CPU too."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    monkeypatch.setattr(trie_attention, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)  # refuses gradients
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, heads, 12, 16) for heads in (6, 2, 2))
+    options = {"dtype": torch.float64, "requires_grad": True}
+    query, key, value = inputs = [torch.randn(1, heads, 12, 16, **options) for heads in (6, 2, 2)]
+    inputs.append(torch.randn(6, **options))
     rule = trie_attention.visible(ENDS_N, DEPTHS_N, reach)
     block_mask = create_block_mask(rule, None, None, 12, 12, device="cpu")
-    for cap in (None, 0.7):
-        options = {} if cap is None else {"score_mod": trie_attention.capped(cap)}
-        output = flex_attention(query, key, value, block_mask=block_mask, scale=0.3, enable_gqa=True, **options)
-        ours = trie_attention.attend(query, key, value, trie_attention.mask(ENDS_N, DEPTHS_N, reach), 0.3, cap)
-        torch.testing.assert_close(output, ours, atol=2e-6, rtol=1e-5)
+    for cap, sinks_H in product((None, 0.7), (None, inputs[-1])):
+        results = []
+        for mask in (block_mask, trie_attention.mask(ENDS_N, DEPTHS_N, reach)):
+            out = trie_attention.attend(query, key, value, mask, 0.3, cap, sinks_H)
+            results.append((out, *torch.autograd.grad(out.square().sum(), inputs, allow_unused=True)))
+        for flex, blocks in zip(*results, strict=True):
+            torch.testing.assert_close(flex, blocks, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("heads", "shared"), HEADS)
