@@ -27,6 +27,9 @@ ALL_LINEAR = "all-linear"
 _ROUTERS = ("gate", "router")
 """Names of a router, beside the experts that it chooses."""
 
+_MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Families in which PEFT adapts no `out_proj`, because kernels read its weight without calling the layer."""
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -122,6 +125,8 @@ def _layers(model: Any) -> tuple[set[str], set[str], set[str], set[str]]:
         if _is_in_router(name.split("."), blocks) and "weight" in _own(module) and module.weight.ndim == 2
     }
     linear = {name for name, module in named.items() if isinstance(module, torch.nn.Linear | Conv1D)} - routers
+    if model.config.model_type in _MAMBA:
+        linear = {name for name in linear if not name.endswith(".out_proj")}
     head = {name for name, module in model.named_modules() if module is model.get_output_embeddings()}
     return linear, experts, routers, head
 

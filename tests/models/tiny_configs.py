@@ -43,7 +43,7 @@ SIZES: dict[str, Any] = {
     "v_head_dim": 8,
     "index_n_heads": 2,
     "index_head_dim": 16,
-    "index_topk": 8,
+    "index_topk": 512,
     # states
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from components.algorithms.policy.logits import LogitTransform, candidate_transforms, decoder
-from components.algorithms.policy.packing import LayoutFunction, Pack, TokenSequence, pack, padded_layout, trie_layout
+from components.algorithms.policy.packing import (
+    LayoutFunction,
+    Pack,
+    TokenSequence,
+    pack,
+    padded_layout,
+    shared_length,
+    trie_layout,
+)
 from components.errors import ResourceError
 from components.models import attention
 from components.models.distribution import Cut
@@ -28,13 +36,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COMMON, OWN = 96, (64, 48)
-"""Number of tokens of the probe's sequences: those of the shared prefix, and those of each sequence after it. Together
-they are more than a block of any kernel (128 queries of FlexAttention, chunks of 64 tokens of linear attention)."""
+COMMON, OWN = {"cpu": 48, "cuda": 96}, {"cpu": (24, 16), "cuda": (64, 48)}
+"""Number of tokens of the probe's sequences by type of device: those of the shared prefix, and those of each sequence
+after it. They are more than a chunk of 64 tokens of linear attention and, on a GPU, than the 128 queries below which
+FlexAttention takes another kernel."""
 MOST_TOKENS = 1000
 """Bound of the probe's token ids: of published vocabularies, the first ones are in use."""
-TOLERANCE = 1e-3
-"""Largest mean difference in float32, nats per token; rounding stays far below it."""
+TOLERANCE = 1e-4
+"""Largest mean difference in float32, nats per token. Rounding stays far below it, and the distance biases of a BLOOM
+with small random weights make 5e-4."""
 
 
 class PackedPolicy(Protocol):
@@ -56,10 +66,12 @@ def choose(policy: PackedPolicy, max_length: int) -> tuple[LayoutFunction, Logit
     exact."""
     model = policy.model
     _refuse_changing_positions(model, max_length)
+    _refuse_sparse_attention(model, max_length)
     original_attention, sequences = model.config._attn_implementation, probe_sequences(model, max_length)
     with widened(model):
         model.set_attn_implementation("eager")  # the formula of the model's authors
         alone_S = separate_logprobs(model, sequences)
+        _refuse_two_directions(model, sequences, alone_S)
         problem = _state(model) or _counted_places(model)
         if problem is None:
             model.set_attn_implementation(attention.register())
@@ -126,6 +138,29 @@ def _refuse_changing_positions(model: PreTrainedModel, max_length: int) -> None:
             )
 
 
+def _refuse_sparse_attention(model: PreTrainedModel, max_length: int) -> None:
+    """Raise ResourceError if layers choose fewer keys than a sequence has: equal scores, such as those that a ReLU sets
+    to 0, are chosen by the length of the row."""
+    chosen = getattr(model.config.get_text_config(), "index_topk", None) or max_length
+    if chosen < max_length:
+        raise ResourceError(
+            f"{_name(model)} ({type(model).__name__}) cannot be trained exactly on sequences of more than {chosen} "
+            f"tokens: its layers attend to a selection of {chosen} tokens (index_topk). Set model.max_length to "
+            f"{chosen} or less"
+        )
+
+
+def _refuse_two_directions(model: PreTrainedModel, sequences: Sequence[TokenSequence], alone_S: torch.Tensor) -> None:
+    """Raise ResourceError if the probabilities of a shared prefix depend on the tokens after it, as in an encoder."""
+    first, second = alone_S.split([len(sequence.targets) for sequence in sequences])
+    common = shared_length(*(sequence.token_ids for sequence in sequences)) - 1
+    if (first[:common] - second[:common]).abs().median() > TOLERANCE:
+        raise ResourceError(
+            f"{_name(model)} ({type(model).__name__}) cannot be trained: its tokens attend to later tokens; expected a "
+            "causal language model"
+        )
+
+
 def _state(model: PreTrainedModel) -> str | None:
     """Return the problem if layers of the model read more than the tokens that a mask allows, else None."""
     if not (names := stateful_layers(model)):
@@ -145,21 +180,23 @@ def probe_sequences(model: PreTrainedModel, max_length: int) -> list[TokenSequen
     """Return two sequences of random tokens with a shared prefix and different lengths, of at most `max_length` tokens.
     All tokens after the first are targets."""
     config = model.config.get_text_config()
-    longest = COMMON + max(OWN)
+    longest_common, (first, second) = COMMON[model.device.type], OWN[model.device.type]
+    longest = longest_common + first
     length = min(longest, max_length, getattr(config, "max_position_embeddings", None) or longest)
-    common = length * COMMON // longest
+    common = length * longest_common // longest
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(min(config.vocab_size, MOST_TOKENS), (2, length), generator=generator).tolist()
     tokens[1][:common] = tokens[0][:common]
     tokens[1][common] = (tokens[0][common] + 1) % config.vocab_size
-    lengths = (length, common + max(1, (length - common) * OWN[1] // OWN[0]))
+    lengths = (length, common + max(1, (length - common) * second // first))
     return [TokenSequence(token_ids[:end], list(range(1, end))) for token_ids, end in zip(tokens, lengths, strict=True)]
 
 
 def _logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
     """Return the (T, V) logits of one sequence by itself, in float32."""
     with torch.no_grad():
-        logits_TV: torch.Tensor = model(input_ids=torch.tensor([list(token_ids)], device=model.device)).logits[0]
+        tokens_1T = torch.tensor([list(token_ids)], device=model.device)
+        logits_TV: torch.Tensor = model(input_ids=tokens_1T, use_cache=False).logits[0]
     return logits_TV.float()
 
 

@@ -42,8 +42,11 @@ class LogitHead:
 
 def decoder(model: PreTrainedModel) -> Any:
     """Return the part of a causal language model that computes its hidden states."""
-    body = model.get_decoder()
-    return body if body is not model else model.model  # Llama 4 names its part otherwise than its class says
+    from transformers import PreTrainedModel
+
+    # Llama 4's decoder is the whole model, ModernBERT's is the head.
+    parts = (model.get_decoder(), model.base_model, getattr(model, "model", None))
+    return next(part for part in parts if part is not model and isinstance(part, PreTrainedModel))
 
 
 def candidate_transforms(config: PreTrainedConfig) -> Iterator[LogitTransform]:

@@ -126,7 +126,7 @@ def _packs(
     # The last target is predicted and is no input.
     prefixes = {index: list(sequences[index].token_ids[: max(sequences[index].targets)]) for index in trained}
     order = sorted(trained, key=lambda index: (prefixes[index], index))
-    shared = [0, *(_shared(prefixes[index], prefixes[following]) for index, following in pairwise(order))]
+    shared = [0, *(shared_length(prefixes[index], prefixes[following]) for index, following in pairwise(order))]
     lengths = [len(prefixes[index]) for index in order]
     if padded:
         bins = _fill_rows(lengths, shared, most_tokens)
@@ -137,7 +137,7 @@ def _packs(
         yield _lay_out(sequences, prefixes, together, padded)
 
 
-def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix of two sequences."""
     length = min(len(first), len(second))
     different_L = np.not_equal(first[:length], second[:length])
@@ -233,7 +233,7 @@ def _lay_out(
     path: list[int] = []
     previous: list[int] = []
     for index in ordered:
-        common = _shared(previous, read[index])
+        common = shared_length(previous, read[index])
         for node in path[common:]:
             ends[node] = len(tokens)
         new = range(len(tokens), len(tokens) + len(read[index]) - common)
