@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,35 +16,43 @@ if TYPE_CHECKING:
 @contextmanager
 def widened(model: PreTrainedModel) -> Iterator[None]:
     """Compute a model in float32 within the context: the parameters of each layer are widened before its forward pass
-    and restored after it, so that those of one layer are in memory twice. Quantized linear layers store the same values
-    and compute in float32."""
+    and restored after it, so that those of one layer are in memory twice; embedding, last norm and head, whose dtype
+    models read before they call these modules, for the whole context. Quantized linear layers store the same values and
+    compute in float32."""
     original: dict[torch.nn.Parameter, torch.Tensor] = {}
     entered: list[torch.nn.Module] = []
+    layers = {child for module in model.modules() if isinstance(module, torch.nn.ModuleList) for child in module}
+    inside = {parameter for layer in layers for parameter in layer.parameters()}
 
-    def widen(module: torch.nn.Module, *_: Any) -> None:
-        entered.append(module)
-        for parameter in module.parameters(recurse=module in layers):
+    def widen(parameters: Iterable[torch.nn.Parameter]) -> None:
+        for parameter in parameters:
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 original.setdefault(parameter, parameter.data)
                 parameter.data = parameter.data.float()
 
-    def restore(*_: Any) -> None:
+    def restore(parameters: Collection[torch.nn.Parameter]) -> None:
+        for parameter in [parameter for parameter in original if parameter in parameters]:
+            parameter.data = original.pop(parameter)
+
+    def enter(module: torch.nn.Module, *_: Any) -> None:
+        entered.append(module)
+        widen(module.parameters(recurse=module in layers))
+
+    def leave(*_: Any) -> None:
         entered.pop()
         if not entered:  # a layer may read parameters of its modules without calling these
-            for parameter, data in original.items():
-                parameter.data = data
-            original.clear()
+            restore(inside)
 
-    layers = {child for module in model.modules() if isinstance(module, torch.nn.ModuleList) for child in module}
     hooks: list[RemovableHandle] = []
-    computed_in = {module: module.compute_dtype for module in model.modules() if hasattr(module, "compute_dtype")}
     for module in model.modules():
-        if module in layers or any(True for _ in module.parameters(recurse=False)):
+        if module in layers or any(parameter in inside for parameter in module.parameters(recurse=False)):
             hooks += [
-                module.register_forward_pre_hook(widen),
-                module.register_forward_hook(restore, always_call=True),
+                module.register_forward_pre_hook(enter),
+                module.register_forward_hook(leave, always_call=True),
             ]
+    computed_in = {module: module.compute_dtype for module in model.modules() if hasattr(module, "compute_dtype")}
     try:
+        widen(parameter for parameter in model.parameters() if parameter not in inside)
         for module in computed_in:
             module.compute_dtype = torch.float32
         yield
@@ -53,5 +61,4 @@ def widened(model: PreTrainedModel) -> Iterator[None]:
             module.compute_dtype = dtype
         for hook in hooks:
             hook.remove()
-        for parameter, data in original.items():
-            parameter.data = data
+        restore(set(original))

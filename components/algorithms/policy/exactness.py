@@ -182,7 +182,8 @@ def probe_sequences(model: PreTrainedModel, max_length: int) -> list[TokenSequen
     config = model.config.get_text_config()
     longest_common, (first, second) = COMMON[model.device.type], OWN[model.device.type]
     longest = longest_common + first
-    length = min(longest, max_length, getattr(config, "max_position_embeddings", None) or longest)
+    limit = getattr(config, "max_position_embeddings", None) or 0  # XLNet says -1
+    length = min(longest, max_length, limit if limit > 0 else longest)
     common = length * longest_common // longest
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(min(config.vocab_size, MOST_TOKENS), (2, length), generator=generator).tolist()
