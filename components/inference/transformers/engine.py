@@ -41,7 +41,6 @@ from components.errors import (
     EngineBusy,
     EngineError,
     PromptRefused,
-    ResourceError,
     SpecError,
     StalePolicy,
 )
@@ -58,11 +57,9 @@ from components.inference.protocol import (
     TextRequest,
 )
 from components.inference.token_texts import added_tokens, text_prompt
-from components.inference.transformers import row_caches
-from components.inference.transformers.batch import Batch, PassInterrupted, Row, Turns
-from components.inference.transformers.kv_slots import adopt, heads_and_dim
+from components.inference.transformers.batch import PassInterrupted, Row, Turns
 from components.inference.transformers.sampling import LogitEditor, ReasoningLimit
-from components.inference.transformers.state_batch import StateBatch
+from components.inference.transformers.state_batch import fitting_batch
 from components.models import attention, packed_weights, trained_weights
 from components.models.stored_names import to_parameters
 from components.models.weights import load_model, load_tokenizer, pick_device
@@ -114,32 +111,18 @@ class TransformersEngine:
         self._waiting: list[Row] = []
         self._task: asyncio.Task | None = None
         self._turns = turns or Turns()
-        self.batch = self._new_batch(slots, cache_bytes or default_cache_bytes(self.device))
+        self.batch = fitting_batch(
+            self.model,
+            self.base_dir.name,
+            slots,
+            cache_bytes or default_cache_bytes(self.device),
+            max_length=self.max_length,
+            device=self.device,
+            stop_ids=self.stop_ids,
+        )
         self.slots = self.batch.slots
         self.counters = self.batch.counters
         self._grammars = Grammars(self.format, self._vocabulary, self.stop_ids)
-
-    def _new_batch(self, slots: int, cache_bytes: int) -> Batch:
-        """Return a batch of at most `slots` sequences whose cache fits `cache_bytes`. Raises ResourceError for a model
-        whose cache cannot be used."""
-        arguments: dict[str, Any] = {"max_length": self.max_length, "device": self.device, "stop_ids": self.stop_ids}
-        reasons = attention.beyond_slots(self.model)
-        if not reasons and (problem := adopt(self.model)) is not None:
-            reasons = [problem]
-        if reasons:
-            try:
-                continues = row_caches.check(self.model)
-            except ResourceError as error:
-                raise ResourceError(
-                    f"{self.base_dir.name} ({', '.join(reasons)}) cannot be run exactly here: {error}. Choose another "
-                    "model, or engine=vllm"
-                ) from error
-            per_sequence = row_caches.RowCaches(self.model, 1, continues=continues).bytes_of(self.max_length)
-            slots = max(1, min(slots, cache_bytes // per_sequence))
-            return StateBatch(self.model, continues=continues, slots=slots, **arguments)
-        heads, dim = heads_and_dim(self.config)
-        per_sequence = 2 * self.config.num_hidden_layers * heads * dim * self.model.dtype.itemsize * self.max_length
-        return Batch(self.model, slots=max(1, min(slots, cache_bytes // per_sequence)), **arguments)
 
     @property
     def policy(self) -> str:

@@ -1,4 +1,4 @@
-"""The sequences that the embedded engine computes together, for models with a state (`row_caches`).
+"""The sequences that the embedded engine computes together, for models whose caches slots cannot hold (`row_caches`).
 
 Prompts are computed one by one. A sequence starts from a slot only if the slot's tokens are all at the start of its
 prompt: a state cannot be taken back. Latent attention has no state, so it starts from any shared prefix.
@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 
+from components.errors import ResourceError
 from components.inference.transformers.batch import Batch, Row, missing
-from components.inference.transformers.row_caches import RowCaches
+from components.inference.transformers.kv_slots import adopt, heads_and_dim
+from components.inference.transformers.row_caches import RowCaches, check
+from components.models import attention
 from components.models.shared_attention import Sharing
 
 
@@ -53,3 +56,28 @@ class StateBatch(Batch):
         slots = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
         result: torch.Tensor = self.cache.compute(tokens, slots, logits)
         return result
+
+
+def fitting_batch(model: Any, name: str, slots: int, cache_bytes: int, *, max_length: int, **arguments: Any) -> Batch:
+    """Return a batch of at most `slots` sequences whose cache fits `cache_bytes`. Raises ResourceError for a model
+    whose cache cannot be used. name: of the model."""
+
+    def fitting(per_sequence: int) -> dict[str, Any]:
+        return {"slots": max(1, min(slots, cache_bytes // per_sequence)), "max_length": max_length, **arguments}
+
+    reasons = attention.beyond_slots(model)
+    if not reasons and (problem := adopt(model)) is not None:
+        reasons = [problem]
+    if not reasons:
+        config = model.config.get_text_config()
+        heads, dim = heads_and_dim(config)
+        return Batch(model, **fitting(2 * config.num_hidden_layers * heads * dim * model.dtype.itemsize * max_length))
+    try:
+        continues = check(model)
+    except ResourceError as error:
+        raise ResourceError(
+            f"{name} ({', '.join(reasons)}) cannot be run exactly here: {error}. Choose another model, or set "
+            "inference=vllm"
+        ) from error
+    per_sequence = RowCaches(model, 1, continues=continues).bytes_of(max_length)
+    return StateBatch(model, continues=continues, **fitting(per_sequence))
