@@ -303,14 +303,15 @@ def _execute(
 
 
 def _check_model(spec: ExperimentSpec, context: Context) -> None:
-    """Raise ResourceError if the engine cannot generate with the trained model, or if it cannot be exported in the
-    requested formats or deployed to the target."""
-    from components.models.weights import folder
+    """Raise ResourceError if the engine cannot generate with the trained model, if the model is not exact for sequences
+    of the maximum length, or if it cannot be exported in the requested formats or deployed to the target."""
+    from components.models.weights import check_length, folder
 
     deploy, base = spec.deploy, folder(spec.model, context.cache)
     is_here = (base / "config.json").is_file()  # otherwise checked after the download
     if is_here:
         spec.inference.check_model(spec.model, base)
+        check_length(spec.model, base)
     if deploy.mode == "none":
         return
     if "gguf" in deploy.formats and is_here:

@@ -128,16 +128,39 @@ def beyond_slots(model: Any) -> list[str]:
     return reasons
 
 
+CHANGING = ("longrope", "dynamic")
+"""Rotary positions whose angles depend on the longest sequence of a batch."""
+CHOSEN = "index_topk"
+"""Number of keys that layers with sparse attention choose. Equal scores, such as those that a ReLU sets to 0, are
+chosen by the length of the row."""
+
+
+def refuse_by_length(config: Any, max_length: int, name: str) -> None:
+    """Raise ResourceError if the output of a token depends on the length of its row, in sequences of up to
+    `max_length` tokens."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = rope.values() if all(isinstance(options, dict) for options in rope.values()) else [rope]
+    for options in kinds:
+        if options.get("rope_type") in CHANGING:
+            longest = options.get("original_max_position_embeddings") or config.max_position_embeddings
+            _refuse_length(
+                max_length, longest, name, "its rotary positions change with the longest sequence of a batch"
+            )
+    if chosen := getattr(config, CHOSEN, None):
+        _refuse_length(max_length, chosen, name, f"its layers attend to a selection of {chosen} tokens ({CHOSEN})")
+
+
 def refuse_inexact(config: Any, max_length: int, name: str) -> None:
     """Raise ResourceError for models that depend on more than the tokens and their positions, for sequences of up to
     `max_length` tokens."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    unsupported = []
-    if getattr(config, "attn_temperature_tuning", None) and config.floor_scale < max_length:
-        unsupported.append(f"a temperature by position beyond {config.floor_scale} tokens")
-    if rope.get("rope_type") == "longrope" and rope["original_max_position_embeddings"] < max_length:
-        unsupported.append(f"positions that change beyond {rope['original_max_position_embeddings']} tokens")
-    if unsupported:
+    refuse_by_length(config, max_length, name)
+    if getattr(config, "attn_temperature_tuning", None):
+        _refuse_length(max_length, config.floor_scale, name, "it has a temperature by place in a row")
+
+
+def _refuse_length(max_length: int, longest: int, name: str, reason: str) -> None:
+    if longest < max_length:
         raise ResourceError(
-            f"{name} cannot be run exactly here: it needs {', '.join(unsupported)}. Choose another model"
+            f"model.max_length = {max_length}: {name} cannot be computed exactly for more than {longest} tokens, "
+            f"because {reason}; expected model.max_length={longest} or less, or another model"
         )

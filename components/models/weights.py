@@ -27,7 +27,7 @@ from components.artifacts.keys import file_digest, json_digest
 from components.errors import ResourceError
 from components.json_text import read_json
 from components.models import chat_template, packaged, quantized, random_weights
-from components.models.attention import implementation
+from components.models.attention import CHANGING, CHOSEN, implementation, refuse_by_length
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.folder_limits import building, check_config, check_tokenizer
 from components.models.spec import LocalModelSpec, ModelSpec
@@ -172,6 +172,14 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
     if model.device.type == "cuda":
         fused_norms.fuse(model)
     return model
+
+
+def check_length(spec: ModelSpec, base_dir: Path) -> None:
+    """Raise ResourceError if the model in `base_dir` is not exact for sequences of `model.max_length` tokens. Only
+    models that may not be need heavy imports."""
+    config = (base_dir / "config.json").read_text(encoding="utf-8", errors="replace")
+    if any(f'"{kind}"' in config for kind in (*CHANGING, CHOSEN)):
+        refuse_by_length(model_config(base_dir).get_text_config(), spec.max_length, spec.name)
 
 
 def vocabulary(base_dir: Path) -> dict[str, int]:

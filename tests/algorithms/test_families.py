@@ -137,5 +137,5 @@ def test_families_that_cannot_be_trained_are_refused(family, tmp_path):
 
 def test_sparse_attention_is_refused_beyond_its_selection(tmp_path):
     spec = write("deepseek_v32", tmp_path, index_topk=64)
-    with pytest.raises(ResourceError, match=r"selection of 64 tokens .* Set model.max_length to 64 or less"):
+    with pytest.raises(ResourceError, match=r"selection of 64 tokens .* expected model.max_length=64 or less"):
         Policy(tmp_path, spec, seed=0)

@@ -13,6 +13,8 @@ from components.models import trie_attention
 from components.models.attention import grouped_attention, refuse_inexact
 from components.models.masks import FULL, Reach
 from components.models.shared_attention import PrivateRun, Segment, Sharing, shared_mask
+from components.models.spec import ModelSpec
+from components.models.weights import check_length
 
 
 def formula(query, key, value, mask, scale):
@@ -65,10 +67,10 @@ LONG = {
     "long_factor": [2.0] * 48,
 }
 REFUSED = {
-    "llama4_text": ({"floor_scale": 1024}, "a temperature by position beyond 1024 tokens"),
+    "llama4_text": ({"floor_scale": 1024}, "it has a temperature by place in a row"),
     "phi3": (
         {"rope_parameters": LONG, "original_max_position_embeddings": 1024, "sliding_window": None},
-        "positions that change beyond 1024 tokens",
+        "its rotary positions change with the longest",
     ),
 }
 TAKEN = {
@@ -79,13 +81,24 @@ TAKEN = {
 
 def test_models_that_would_be_wrong_are_refused_by_name():
     for family, (options, message) in REFUSED.items():
-        with pytest.raises(ResourceError, match=f"some-model cannot be run exactly here: it needs .*{message}"):
+        expected = (
+            f"max_length = 2048: some-model cannot be computed exactly for more than 1024 tokens, because {message}"
+        )
+        with pytest.raises(ResourceError, match=expected):
             refuse_inexact(config(family, **options), 2048, "some-model")
 
 
 def test_models_that_are_right_are_taken():
     for family, options in TAKEN.items():
         refuse_inexact(config(family, **options), 2048, "some-model")
+
+
+def test_a_folder_is_refused_before_a_run(tmp_path):
+    config("phi3", **REFUSED["phi3"][0]).save_pretrained(tmp_path)
+    spec = ModelSpec(source="hub", name=str(tmp_path), max_length=1024)
+    check_length(spec, tmp_path)
+    with pytest.raises(ResourceError, match=r"because its rotary positions change .*; expected model.max_length=1024"):
+        check_length(spec.model_copy(update={"max_length": 1025}), tmp_path)
 
 
 ENDS_N = torch.tensor([9, 9, 5, 5, 5, 8, 7, 8, 9, 12, 12, 12])

@@ -65,8 +65,7 @@ def choose(policy: PackedPolicy, max_length: int) -> tuple[LayoutFunction, Logit
     logits; None if no known transform reproduces the model's logits. Raises ResourceError if not even padded rows are
     exact."""
     model = policy.model
-    _refuse_changing_positions(model, max_length)
-    _refuse_sparse_attention(model, max_length)
+    attention.refuse_by_length(model.config.get_text_config(), max_length, _name(model))
     original_attention, sequences = model.config._attn_implementation, probe_sequences(model, max_length)
     with widened(model):
         model.set_attn_implementation("eager")  # the formula of the model's authors
@@ -118,36 +117,6 @@ def _logit_transform(policy: PackedPolicy, sequences: Sequence[TokenSequence]) -
 
 def _name(model: PreTrainedModel) -> str:
     return str(model.config.name_or_path)
-
-
-def _refuse_changing_positions(model: PreTrainedModel, max_length: int) -> None:
-    """Raise ResourceError if the rotary angles depend on the longest sequence of the batch."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = rope.values() if all(isinstance(options, dict) for options in rope.values()) else [rope]
-    for options in kinds:
-        if options.get("rope_type") not in ("longrope", "dynamic"):
-            continue
-        longest = (
-            options.get("original_max_position_embeddings") or model.config.get_text_config().max_position_embeddings
-        )
-        if longest < max_length:
-            raise ResourceError(
-                f"{_name(model)} ({type(model).__name__}) cannot be trained exactly on sequences of more than "
-                f"{longest} tokens: its rotary positions change with the longest sequence of a batch. Set "
-                f"model.max_length to {longest} or less"
-            )
-
-
-def _refuse_sparse_attention(model: PreTrainedModel, max_length: int) -> None:
-    """Raise ResourceError if layers choose fewer keys than a sequence has: equal scores, such as those that a ReLU sets
-    to 0, are chosen by the length of the row."""
-    chosen = getattr(model.config.get_text_config(), "index_topk", None) or max_length
-    if chosen < max_length:
-        raise ResourceError(
-            f"{_name(model)} ({type(model).__name__}) cannot be trained exactly on sequences of more than {chosen} "
-            f"tokens: its layers attend to a selection of {chosen} tokens (index_topk). Set model.max_length to "
-            f"{chosen} or less"
-        )
 
 
 def _refuse_two_directions(model: PreTrainedModel, sequences: Sequence[TokenSequence], alone_S: torch.Tensor) -> None:
