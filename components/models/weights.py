@@ -213,13 +213,31 @@ def _read_tokenizer(base_dir: Path, **options: Any) -> Any:
     check_tokenizer(base_dir)
     try:
         with building("the tokenizer of tokenizer_config.json", base_dir):
-            return AutoTokenizer.from_pretrained(base_dir, trust_remote_code=False, **options)
+            tokenizer = AutoTokenizer.from_pretrained(base_dir, trust_remote_code=False, **options)
+            return tokenizer if _preserves(tokenizer) else _as_stored(tokenizer, base_dir, **options)
     except ResourceError:
         path = base_dir / "tokenizer.json"
         if path.is_file():
             with building("the tokenizer of tokenizer.json", base_dir):  # names the other file if this one is damaged
                 Tokenizer.from_file(str(path))
         raise
+
+
+def _as_stored(tokenizer: Any, base_dir: Path, **options: Any) -> Any:
+    """Return the tokenizer of tokenizer.json itself if it preserves text that `tokenizer` changes: the class that
+    DeepSeek-R1's distillates name in tokenizer_config.json replaces rules of the file, and drops all space."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not (base_dir / "tokenizer.json").is_file():
+        return tokenizer
+    stored = PreTrainedTokenizerFast.from_pretrained(base_dir, **options)
+    return stored if _preserves(stored) else tokenizer
+
+
+def _preserves(tokenizer: Any) -> bool:
+    """Return True if a tokenizer gives a text back."""
+    text = "It is here:\n\nGrüße, 漢字"
+    return bool(tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text)
 
 
 def model_config(base_dir: Path) -> Any:

@@ -26,6 +26,7 @@ from components.inference.protocol import ChatCompletion, ChatRequest, Engine
 from components.rollout.agent import AgentLoop, Episode
 from components.rollout.players.player import Agent, Player, PlayerSpec, PlaySetup
 from components.rollout.request import EpisodeRequest
+from components.rollout.usage import REASONING_TOKENS
 from components.specs import FieldError
 from components.trajectories.convert import to_message, to_openai
 from components.trajectories.groups import begun_scenario
@@ -126,6 +127,8 @@ class PartialPlayer(Player):
         metrics = trajectory.metrics | {POLICIES: float(len(versions_of(trajectory)))}
         if not episode.ended and trajectory.failure is None:
             metrics[PAUSED] = 1.0
+        if before is not None and REASONING_TOKENS in before.metrics:  # the recorded responses have no count
+            metrics[REASONING_TOKENS] = metrics.get(REASONING_TOKENS, 0.0) + before.metrics[REASONING_TOKENS]
         return [replace(trajectory, metrics=metrics)]
 
 
