@@ -303,13 +303,16 @@ def _execute(
 
 
 def _check_model(spec: ExperimentSpec, context: Context) -> None:
-    """Raise ResourceError if the engine cannot generate with the trained model, if the model is not exact for sequences
-    of the maximum length, or if it cannot be exported in the requested formats or deployed to the target."""
+    """Raise ResourceError if the model has no layers of the adapter's names, is not exact for sequences of the maximum
+    length, cannot be sampled from by the engine, exported in the requested formats or deployed to the target."""
+    from components.models import targets
     from components.models.weights import check_length, folder
 
     deploy, base = spec.deploy, folder(spec.model, context.cache)
     is_here = (base / "config.json").is_file()  # otherwise checked after the download
     if is_here:
+        if spec.model.lora is not None:
+            targets.check(base, spec.model.lora)
         spec.inference.check_model(spec.model, base)
         check_length(spec.model, base)
     if deploy.mode == "none":

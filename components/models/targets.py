@@ -14,9 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError
+from components.models.stored_names import skeleton
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +71,12 @@ def resolve(model: Any, lora: LoraSpec) -> Targets:
         _shortened(parameters, (name for name, _ in model.named_parameters()), 2),
         any(type(model.get_submodule(name)).__name__ == "Conv1D" for name in modules),
     )
+
+
+def check(base_dir: Path, lora: LoraSpec) -> None:
+    """Raise ResourceError, as `resolve` does, for the model in `base_dir`."""
+    if lora.target_modules != ALL_LINEAR or lora.dropout:
+        resolve(skeleton(base_dir), lora)
 
 
 def other_modules(model: Any) -> list[str]:

@@ -13,6 +13,7 @@ from components.inference.vllm.server import options
 from components.models.spec import LoraSpec
 from tests.deployment.tiny import TINY, write_adapter
 from tests.inference.test_vllm import seen
+from tests.models.families import write
 
 MIXED = "--enable-mixed-moe-lora-format"
 
@@ -51,3 +52,17 @@ def test_joined_experts_are_announced(start, connect, base_dir, tmp_path):
     engine.load_policy("v2", str(adapter_dir))
     loads = seen(server, "/v1/load_lora_adapter")
     assert [body.get("is_3d_lora_weight") for body in loads] == [None, True]
+
+
+def test_a_run_is_refused_before_its_first_stage(answered, tmp_path):
+    base_dir = write("mixtral", tmp_path / "mixtral")
+    for setting, words in (
+        ("inference=vllm", "experts and routers of mixtral"),
+        ("model.lora.target_modules=[gate_proj]", "gate_proj is no layer of this model"),
+        ("model.lora.dropout=0.1", "model.lora.dropout = 0.1"),
+    ):
+        line = "+experiment=smoke", "model=hf", f"model.name={base_dir}", f"root={tmp_path}", setting
+        code, _, said = answered(*line, *(["inference.urls=[http://127.0.0.1:9/v1]"] if "vllm" in setting else []))
+        assert code
+        assert words in said
+        assert not list((tmp_path / "artifacts").glob("[0-9a-f]*"))

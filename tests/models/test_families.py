@@ -19,7 +19,7 @@ from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.errors import ArtifactError, ResourceError
-from components.models import trained_weights
+from components.models import targets, trained_weights
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.stored_names import to_parameters
@@ -138,7 +138,7 @@ def test_named_layers_are_adapted_and_routers_only_on_request(folders):
     assert all("language_model" in name for name in trained("gemma3", "q_proj"))
     assert trained("mixtral", "lm_head") == {"base_model.model.lm_head"}
     with pytest.raises(ResourceError, match=r"gate_proj, wq is no layer .* all-linear or some of experts, gate,"):
-        trained("qwen3_moe", "q_proj", "gate_proj", "wq")
+        targets.check(folders("qwen3_moe"), LoraSpec(target_modules=["q_proj", "gate_proj", "wq"]))
     with pytest.raises(ResourceError, match=r"model.lora.dropout = 0.1: .*experts\.down_proj; expected 0"):
         trained("qwen3_moe", "experts", dropout=0.1)
 

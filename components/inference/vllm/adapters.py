@@ -47,14 +47,14 @@ def check_layers(base_dir: Path, names: str | list[str]) -> None:
     config, names = _text_config(base_dir), [names] if isinstance(names, str) else names
     family, ends = config.get("model_type"), {name.rpartition(".")[2] for name in names}
     if has_experts(base_dir) and family not in _SAME_NAMES and ends & {ALL_LINEAR, "experts", "gate", "router"}:
-        layers = f"the experts and routers of {family}, whose names in vLLM 0.32 are others or not known"
+        problem = f"leaves out, or is not known to apply, adapters of the experts and routers of {family}"
     elif config.get("kv_lora_rank") and ends & {ALL_LINEAR, "kv_b_proj"}:
-        layers = "kv_b_proj of latent attention, which vLLM 0.32 multiplies into other weights when it starts"
+        problem = "leaves out kv_b_proj of latent attention, which it multiplies into other weights when it starts"
     else:
         return
     raise ResourceError(
-        f"model.lora.target_modules = {', '.join(names)}: with inference=vllm an adapter would be sampled without its "
-        f"part for {layers}. Name other layers, such as [q_proj, o_proj], or set inference=embedded"
+        f"model.lora.target_modules = {', '.join(names)}: vLLM 0.32 {problem}. Name other layers, such as "
+        "[q_proj, o_proj], or set inference=embedded"
     )
 
 
