@@ -106,7 +106,13 @@ class DataExample:
     def text(self) -> str:
         """Return the text of user and assistant messages, for the comparison of similar examples."""
         return "\n".join(
-            " ".join([message.content, *(f"{call.name} {call.arguments}" for call in message.tool_calls)])
+            " ".join(
+                [
+                    *([message.reasoning] if message.reasoning else []),
+                    message.content,
+                    *(f"{call.name} {call.arguments}" for call in message.tool_calls),
+                ]
+            )
             for candidate in self.candidates
             for message in candidate.messages
             if message.role in ("user", "assistant")

@@ -77,6 +77,7 @@ def test_reasoning_is_placed_in_the_field_in_the_text_or_nowhere():
     assert placed("text")[:2] == (None, "<think>\nwhy\n</think>\n\na")
     assert placed("drop")[:2] == (None, "a")
     assert len({placed(place)[2].content() for place in ("field", "text", "drop")}) == 3
+    assert len({placed(place)[2].text() for place in ("field", "drop")}) == 2, "compared with similar rows"
 
 
 def test_exported_reasoning_is_imported_again(subtests):
