@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError
+from components.models.layer_kinds import decoder
 from components.models.stored_names import skeleton
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def other_modules(model: Any) -> list[str]:
     """Return the names of the modules of a multimodal model that are not part of its language model, outermost only."""
     if model.config.get_text_config() is model.config:
         return []
-    language = [model.get_decoder(), model.get_output_embeddings()]
+    language = [decoder(model), model.get_output_embeddings()]
     shared = {name for name, module in model.named_modules() if any(part in language for part in module.modules())}
     inside = tuple(f"{name}." for name, module in model.named_modules() if module in language)
     others = [name for name, _ in model.named_modules() if name not in shared and not name.startswith(inside)]
@@ -119,7 +120,7 @@ def _layers(model: Any) -> tuple[set[str], set[str], set[str], set[str]]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    inside = {id(module) for module in model.get_decoder().modules()}
+    inside = {id(module) for module in decoder(model).modules()}
     named = {name: module for name, module in model.named_modules() if id(module) in inside}
     experts = {
         name

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from components.algorithms.policy.logits import LogitTransform, candidate_transforms, decoder
+from components.algorithms.policy.logits import LogitTransform, candidate_transforms
 from components.algorithms.policy.packing import (
     LayoutFunction,
     Pack,
@@ -28,7 +28,7 @@ from components.algorithms.policy.packing import (
 from components.errors import ResourceError
 from components.models import attention
 from components.models.distribution import Cut
-from components.models.layer_kinds import stateful_layers
+from components.models.layer_kinds import decoder, stateful_layers
 from components.models.widening import widened
 
 if TYPE_CHECKING:

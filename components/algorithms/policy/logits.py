@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 LogitTransform = Callable[[torch.Tensor], torch.Tensor]
 
@@ -38,15 +38,6 @@ class LogitHead:
     def adapted(self) -> bool:
         """Return True if the head has a PEFT adapter."""
         return hasattr(self.linear, "lora_A")
-
-
-def decoder(model: PreTrainedModel) -> Any:
-    """Return the part of a causal language model that computes its hidden states."""
-    from transformers import PreTrainedModel
-
-    # Llama 4's decoder is the whole model, ModernBERT's is the head.
-    parts = (model.get_decoder(), model.base_model, getattr(model, "model", None))
-    return next(part for part in parts if part is not model and isinstance(part, PreTrainedModel))
 
 
 def candidate_transforms(config: PreTrainedConfig) -> Iterator[LogitTransform]:

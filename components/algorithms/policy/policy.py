@@ -20,13 +20,14 @@ from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import exactness, sharded
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
-from components.algorithms.policy.logits import LogitHead, decoder, identity
+from components.algorithms.policy.logits import LogitHead, identity
 from components.algorithms.policy.packing import Layout, Pack, padded_layout
 from components.algorithms.policy.role_adapters import RoleAdapters
 from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models import distribution
 from components.models.distribution import Cut
+from components.models.layer_kinds import decoder
 from components.models.spec import ModelSpec
 from components.models.weights import load_model, pick_device
 

@@ -22,9 +22,9 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from components.algorithms.policy.logits import decoder
 from components.compute.spec import Strategy
 from components.errors import ResourceError
+from components.models.layer_kinds import decoder
 from components.models.spec import ModelSpec
 
 if TYPE_CHECKING:
