@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from components.trajectories.parts import IMPORTED
-from components.trajectories.reasoning import MARKS, ReasoningForm
+from components.trajectories.reasoning import THINK
 from components.trajectories.schema import History, Message, Scenario, Score, Trajectory
 from components.trajectories.step_labels import written
 
-THINK = ReasoningForm(*MARKS[0], opened=False)
-"""Reasoning in the text of a message."""
 STEP_LABELS = "labelled"
 """Name of the labels of imported turns, as in the reward `labelled`."""
 

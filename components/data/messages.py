@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from components.data.columns import parsed
-from components.data.examples import THINK, RowProblem
+from components.data.examples import RowProblem
+from components.trajectories.reasoning import THINK
 from components.trajectories.schema import Message, Role, ToolCall
 from components.trajectories.tool_calls import read_tagged
 

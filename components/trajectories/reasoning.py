@@ -76,3 +76,7 @@ class ReasoningForm:
         if text.startswith(self.start, space):
             return space + len(self.start)
         return 0 if self.opened else None
+
+
+THINK = ReasoningForm(*MARKS[0], opened=False)
+"""Reasoning in the text of a message."""

@@ -72,6 +72,13 @@ class TestTags:
                 score = of(Tags(["think", "answer"]), text)
                 assert (score.reward, score.explanation) == (float(not why), why)
 
+    def test_the_reasoning_of_a_message_is_what_it_thinks(self):
+        sample = Trajectory("s/0", Scenario("s", {}, "train"), 0, [talk("Question?", "<answer>b</answer>")])
+        assert judged(Tags(["think", "answer"]), sample)[0].reward == 0.0
+        sample.histories[0].messages[-1].reasoning = "a"
+        assert judged(Tags(["think", "answer"]), sample)[0].reward == 1.0
+        assert judged(Tags(["answer"]), sample)[0].reward == 1.0
+
     def test_empty_ones_may_be_allowed(self):
         assert of(Tags(["think"], filled=False), "<think></think>").reward == 1.0
 

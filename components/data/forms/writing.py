@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.data.examples import THINK
 from components.trajectories.convert import openai_json, to_openai
 from components.trajectories.groups import scenario_of
+from components.trajectories.reasoning import THINK
 from components.trajectories.schema import History, Message, Trajectory
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from components.errors import AnswerTooCostly, Problem, SpecError
-from components.rewards.rules.answers import AnswerReader, agent_messages, last_text
+from components.rewards.rules.answers import AnswerReader, agent_messages, last_message, text_with_reasoning
 from components.rewards.rules.patterns import Pattern
 from components.specs.registered import registered
 from components.trajectories.schema import Score, Trajectory
@@ -58,7 +58,8 @@ class Tags:
     """Tag format: 1 if a message consists of these tags, each once, in this order, and only whitespace outside.
 
     Args:
-        tags: Names: [think, answer] requires <think>…</think><answer>…</answer>.
+        tags: Names: [think, answer] requires <think>…</think><answer>…</answer>. The reasoning of a message is the
+            content of `think`.
         of: `last` message, or `all` sampled messages; then the reward is the share of well-formed ones.
         filled: Require content in each tag.
     """
@@ -76,11 +77,8 @@ class Tags:
         self.tags, self.of, self.filled = list(tags), of, filled
 
     def __call__(self, trajectory: Trajectory) -> Score:
-        texts = (
-            [last_text(trajectory)]
-            if self.of == "last"
-            else [message.content for message in agent_messages(trajectory)]
-        )
+        messages = [last_message(trajectory)] if self.of == "last" else agent_messages(trajectory)
+        texts = [text_with_reasoning(message) if "think" in self.tags else message.content for message in messages]
         errors = [error for text in texts if (error := self.wrong(text))]
         share = 1.0 - len(errors) / len(texts) if texts else 0.0
         return Score(trajectory.id, share, explanation=errors[0] if errors else "")

@@ -23,6 +23,7 @@ from typing import Any
 from components.answer_text import boxed, last_line
 from components.errors import JudgeError, Problem, SpecError
 from components.trajectories.parts import SOLVER
+from components.trajectories.reasoning import THINK
 from components.trajectories.schema import History, Message, Trajectory
 
 WHERE = "text, tag:NAME, boxed, line, call:TOOL.ARGUMENT or outcome.FIELD"
@@ -65,10 +66,20 @@ def main_history(trajectory: Trajectory) -> History:
     return [history for history in trajectory.histories if history.agent == agent][-1]
 
 
-def last_text(trajectory: Trajectory) -> str:
-    """Return the text of the last assistant message; empty if there is none."""
+def last_message(trajectory: Trajectory) -> Message:
+    """Return the last assistant message; an empty one if there is none."""
     messages = main_history(trajectory).messages
-    return next((message.content for message in reversed(messages) if message.role == "assistant"), "")
+    return next((message for message in reversed(messages) if message.role == "assistant"), Message("assistant", ""))
+
+
+def last_text(trajectory: Trajectory) -> str:
+    """Return the text of the last assistant message, without its reasoning; empty if there is none."""
+    return last_message(trajectory).content
+
+
+def text_with_reasoning(message: Message) -> str:
+    """Return the text of a message after its reasoning, which is written as `<think>...</think>`."""
+    return message.content if message.reasoning is None else THINK.write(message.reasoning, message.content)
 
 
 def sampled_messages(trajectory: Trajectory) -> list[tuple[History, int]]:

@@ -2,9 +2,9 @@
 
 A function is called once for each group, by name, with
 
-    prompts, completions   as text (`form: text`): the text before the agent's first message, and its last message;
-                           or as OpenAI messages (`form: messages`): those before the agent's first message, and all
-                           from there on, including tool results
+    prompts, completions   as text (`form: text`): the text before the agent's first message, and its last message,
+                           after its reasoning as `<think>...</think>`; or as OpenAI messages (`form: messages`): those
+                           before the agent's first message, and all from there on, including tool results
     completion_ids         the sampled tokens, as a list of ids
     columns                every field of the scenario's input and of the outcome (input takes precedence), and the
                            fields that `columns` names: {ground_truth: input.answer}. None for episodes without a field
@@ -31,7 +31,13 @@ from typing import Any, Literal
 from components.errors import JudgeError, Problem, SpecError
 from components.rewards.composition.composed import not_applicable
 from components.rewards.judge import number, unscored
-from components.rewards.rules.answers import check_field, field, last_text, main_history
+from components.rewards.rules.answers import (
+    check_field,
+    field,
+    last_message,
+    main_history,
+    text_with_reasoning,
+)
 from components.rewards.user_functions import ColumnsFunction, build_function, is_async
 from components.specs.registered import registered
 from components.trajectories.convert import openai_json
@@ -153,7 +159,9 @@ class Columns:
         messages = main_history(trajectory).messages
         begin = next((at for at, message in enumerate(messages) if _by_agent(message, messages)), len(messages))
         if self.form == "text":
-            return "\n\n".join(message.content for message in messages[:begin]), last_text(trajectory)
+            return "\n\n".join(message.content for message in messages[:begin]), text_with_reasoning(
+                last_message(trajectory)
+            )
         return [openai_json(message) for message in messages[:begin]], [
             openai_json(message) for message in messages[begin:]
         ]
