@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from components.trajectories.call_forms import FORMS
+from components.trajectories.call_forms.harmony import ANALYSIS
 from components.trajectories.chat import ChatFormat
 
 TOOL_CALLS = {
@@ -21,6 +22,7 @@ TOOL_CALLS = {
     "granite": "granite",
     "tagged_list": "hunyuan_a13b",
     "cohere": "cohere_command3",
+    "harmony": "openai",
     "json_text": "llama3_json",
 }
 """Parser of each form of calls (`components.trajectories.call_forms`)."""
@@ -32,6 +34,7 @@ REASONING = {
     "[THINK]": "mistral",
     "<seed:think>": "seed_oss",
     "<|START_THINKING|>": "cohere_command3",
+    ANALYSIS: "openai_gptoss",
 }
 """Parser of reasoning by its start."""
 

@@ -136,7 +136,7 @@ class Conversations:
     def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Cache a response. tokens: tokens of the conversation, which end with the sampled ones."""
         key = key_of([*request.messages, message], request.tools)
-        answer = _Answer(message, key, tokens, tokens[-1] == self._chat.end_id)
+        answer = _Answer(message, key, tokens, tokens[-1] == self._chat.id_of_end(message))
         with self._lock:
             for name in (key, id(message), (request.episode, request.agent, key)):
                 self._answers.pop(name, None)
@@ -148,7 +148,7 @@ class Conversations:
 def stop_ids(declared: int | list[int] | None, chat: ChatFormat) -> frozenset[int]:
     """Return the tokens that end a response: those that a model declares, and the end-of-turn token."""
     listed = declared if isinstance(declared, list) else [declared]
-    return frozenset([*(token for token in listed if token is not None), chat.end_id])
+    return frozenset([*(token for token in listed if token is not None), *chat.end_ids])
 
 
 def key_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:

@@ -112,7 +112,7 @@ class Grammars:
         if self._chat.reasoning and self._chat.reasoning.opened:
             text = "a prompt of this model begins its reasoning, and a form cannot be enforced there; leave it out"
             raise SpecError([Problem(parameter, text)])
-        if self._chat.channel:
+        if self._chat.channel or self._chat.harmony:
             text = "this model writes its answer in a channel, and a form cannot be enforced there; leave it out"
             raise SpecError([Problem(parameter, text)])
         try:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
+from components.trajectories.call_forms.harmony import HarmonyForm
 from components.trajectories.call_forms.marked import CallForm
 from components.trajectories.reasoning import ReasoningForm
 from components.trajectories.tool_calls import call_id, certain_text_pythonic, read_pythonic
@@ -18,6 +19,9 @@ class AnswerReader:
     end: str
     end_id: int
     """Special token with which a response ends."""
+    call_end: str
+    """Special token with which a response with calls ends: `end`, except in gpt-oss (`<|call|>`) and GLM
+    (`<|observation|>`)."""
     closing: str
     """Special tokens of a response before `end`, such as Cohere's `<|END_RESPONSE|>`; empty for most templates."""
     channel: str
@@ -31,6 +35,24 @@ class AnswerReader:
     single_call: bool
     """True if the template refuses a message with several calls."""
 
+    @property
+    def harmony(self) -> bool:
+        """True for answers in channels (`components.trajectories.call_forms.harmony`)."""
+        return isinstance(self.call_form, HarmonyForm)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """Special tokens that end a response."""
+        return [self.end_id, *self.tokenizer.convert_tokens_to_ids([self.call_end] * (self.call_end != self.end))]
+
+    def id_of_end(self, message: dict[str, Any]) -> int:
+        """Return the id of the special token that ends a message."""
+        return self.end_ids[-1] if message.get("tool_calls") else self.end_id
+
+    def end_of(self, message: dict[str, Any]) -> str:
+        """Return the special token that ends a message."""
+        return self.call_end if message.get("tool_calls") else self.end
+
     def parse(self, token_ids: list[int], turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the assistant message of sampled tokens. An invalid call stays in the content, where the environment
         can report the error. `turn` is part of the calls' ids. tools: the offered ones; some forms need the types of
@@ -39,9 +61,9 @@ class AnswerReader:
 
     def text_of(self, token_ids: list[int]) -> str:
         """Return the text of sampled tokens, without the end of the turn and earlier channels."""
-        body = token_ids[:-1] if token_ids and token_ids[-1] == self.end_id else token_ids
+        body = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
         text = str(self.tokenizer.decode(body, skip_special_tokens=False))
-        text = text.rpartition(self.channel)[2] if self.channel else text
+        text = text.rpartition(self.channel)[2] if self.channel and not self.harmony else text
         return text.removesuffix(self.closing)
 
     def reasoning_tokens(self, token_ids: list[int]) -> int:
@@ -57,7 +79,7 @@ class AnswerReader:
     def parse_text(self, text: str, turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the assistant message of a text (`parse`)."""
         message = self.message_of(text)
-        answer = message["content"]
+        answer = self.reasoning.split(text)[1] if self.reasoning else text
         try:
             content, calls = self.call_form.read(answer, tools) if self.call_form else read_pythonic(answer)
         except (ValueError, RecursionError):
@@ -75,17 +97,23 @@ class AnswerReader:
     def message_of(self, text: str) -> dict[str, Any]:
         """Return the assistant message of a text without calls: reasoning and content."""
         reasoning, content = self.reasoning.split(text) if self.reasoning else (None, text)
+        content = self.call_form.plain(content) if self.call_form else content
         message: dict[str, Any] = {"role": "assistant", "content": content}
         return message if reasoning is None else message | {"reasoning": reasoning}
 
     def certain_text(self, text: str) -> str:
         """Return the part of a growing text with which the content of its message begins, however the text goes on."""
-        content = self.certain_content(text)
+        content = self._certain_answer(text)
         return self.call_form.certain_text(content) if self.call_form else certain_text_pythonic(content)
 
     def certain_content(self, text: str) -> str:
         """Return the same for a message without calls."""
-        if self.channel:
+        answer = self._certain_answer(text)
+        return self.call_form.certain_text(answer) if self.harmony and self.call_form else answer
+
+    def _certain_answer(self, text: str) -> str:
+        """Return the part of a growing text after its reasoning; empty while it reasons."""
+        if self.channel and not self.harmony:
             return ""  # the text so far may belong to an earlier channel
         text = text.partition(self.closing)[0] if self.closing else text
         if self.reasoning is None:

@@ -19,36 +19,18 @@ the current date always gets the same one, so that equal episodes have equal tok
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
-from zlib import crc32
 
 from components.errors import EngineError, PromptRefused, ResourceError
 from components.trajectories.answer_reader import AnswerReader
-from components.trajectories.call_forms import FORMS
-from components.trajectories.call_forms.marked import CallForm
+from components.trajectories.call_forms.harmony import HARMONY_REASONING, HarmonyForm
 from components.trajectories.chat_template import ChatTemplate, Messages, TemplateTooCostly
-from components.trajectories.plain_messages import (
-    merge_user_messages,
-    named_arguments,
-    system_as_user,
-    tools_as_text,
-)
+from components.trajectories.native_calls import NativeCalls
+from components.trajectories.plain_messages import merge_user_messages, system_as_user, tools_as_text
 from components.trajectories.reasoning import MARKS, ReasoningForm, reads_reasoning
 from components.trajectories.special_tokens import SpecialTokens
-
-_PROBE = {
-    "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "Probes.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "Any."}}},
-    },
-}
-_PROBE_CALL = {"id": "call_0_0", "type": "function", "function": {"name": "probe", "arguments": '{"word": "a"}'}}
 
 
 @dataclass(frozen=True)
@@ -75,16 +57,13 @@ class ChatFormat(AnswerReader):
         self._template = ChatTemplate(tokenizer)
         self.reasoning = None
         self.renders_reasoning = True
-        self._arguments_as_text = False
-        """True if the template reads the arguments of calls as JSON text, as DeepSeek's does."""
-        self._short_ids = False
-        """True if ids of calls have nine letters, as in Mistral's templates."""
         closing, self.final_ids = self._end_of_turn()
         *before, self.end = tokenizer.convert_ids_to_tokens(closing)
         self.end_id = closing[-1]
         self.closing = "".join(before)
-        self.call_form = self._native_calls()
-        self.single_call = self.call_form is not None and not self._renders_calls(2)
+        self.native_calls = NativeCalls(self._template, self.special_tokens, self.closing + self.end)
+        self.call_form, self.single_call = self.native_calls.form, self.native_calls.single
+        self.call_end = self.native_calls.end or self.end
         self.tool_role = "tool" if self.native_tools or self._renders(("user", "assistant", "tool")) else "user"
         self.system_role = self._renders(("system", "user"), which=0)
         self.alternates = not self._renders(("user", "user"))
@@ -111,7 +90,11 @@ class ChatFormat(AnswerReader):
         special = set(self.tokenizer.all_special_ids) | {i for i, token in added.items() if str(token).strip()}
         tail, common = (self.encode(text.rpartition("stem")[2]) for text in (last, earlier))
         start = next((place for place, token in enumerate(tail) if token in special), None)
-        if start is None:
+        if start is None:  # GLM ends a message with the start of the next one
+            tail, common = common, []
+            start = next((place for place, token in enumerate(tail) if token in special), None)
+            if start is not None:
+                return [tail[start]], []
             raise ResourceError(f"the chat template of {name} does not mark where an assistant message ends")
         end = start + 1
         while tail[: end + 1] == common[: end + 1] and end < len(tail) and tail[end] in special:
@@ -119,51 +102,11 @@ class ChatFormat(AnswerReader):
         eos = [place + 1 for place in range(end, len(tail)) if tail[place] == self.tokenizer.eos_token_id]
         return tail[start:end], tail[end : max(eos, default=end)]
 
-    def _native_calls(self) -> CallForm | None:
-        """Return the form in which the template writes calls; None if it does not present tools, has no form that is
-        known, or drops the system message after calls, as that of Mistral Nemo."""
-        for self._arguments_as_text, self._short_ids in product((False, True), repeat=2):
-            try:
-                if "Probes." not in self._probe([{"role": "user", "content": "stem"}], [_PROBE]):
-                    return None
-                answer = self._answer_with([_PROBE_CALL], [_PROBE])
-            except EngineError:
-                continue
-            if form := next((form for form in FORMS.values() if _reads_probe(form, answer)), None):
-                return form if self._keeps_system() else None
-        return None
-
-    def _keeps_system(self) -> bool:
-        """Return False if the template shows a system message before calls only."""
-        talk: Messages = [{"role": "system", "content": "root"}, {"role": "user", "content": "stem"}]
-        result = {"role": "tool", "content": "leaf", "tool_call_id": _PROBE_CALL["id"]}
-        called = [*talk, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}, result]
-        try:
-            shown = ["root" in self._probe([self._for_template(m) for m in part], [_PROBE]) for part in (talk, called)]
-        except EngineError:
-            return True
-        return shown != [True, False]
-
-    def _renders_calls(self, count: int) -> bool:
-        """Return True if the template renders a message with so many calls."""
-        try:
-            self._answer_with([_PROBE_CALL] * count, [_PROBE])
-        except EngineError:
-            return False
-        return True
-
-    def _answer_with(self, calls: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-        """Return an assistant message of calls as the template writes it, without the end of the turn."""
-        talk: Messages = [{"role": "user", "content": "stem"}]
-        talk.append({"role": "assistant", "content": "", "tool_calls": calls})
-        shown = [self._for_template(message) for message in talk]
-        head, whole = self._template.render([(shown[:1], True), (shown, False)], tools)
-        answer = whole.removeprefix(head) if whole.startswith(head) else whole.rpartition("stem")[2]
-        return answer.rpartition(self.closing + self.end)[0] or answer
-
     def _reasoning_form(self) -> ReasoningForm | None:
         """Return the marks of the model's reasoning, from its template; None without any."""
         source = str(self.tokenizer.get_chat_template())
+        if isinstance(self.call_form, HarmonyForm):
+            return HARMONY_REASONING
         for start, end in MARKS:
             if start in source or end in source:
                 head = self._render([([{"role": "user", "content": "a"}], True)], [])[0]
@@ -220,39 +163,13 @@ class ChatFormat(AnswerReader):
         if self.reasoning is not None and not self.renders_reasoning:
             messages = [_with_reasoning(message, self.reasoning) for message in messages]
         if self.native_tools:
-            return [self._for_template(message) for message in messages]
+            return [self.native_calls.message(message) for message in messages]
         shown = tools_as_text(messages, tools, self.tool_role)
         if not self.system_role:
             shown = system_as_user(shown)
         if self.alternates:
             shown = merge_user_messages(shown)
-        return [self._for_template(message) for message in shown]
-
-    def _for_template(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message of OpenAI's format as the template expects it: with text content, call arguments as
-        mappings or as text, and reasoning under the names that templates read."""
-        shown = {**message, "content": message.get("content") or ""}
-        if (reasoning := shown.pop("reasoning", None)) is not None:
-            shown |= {"reasoning_content": reasoning, "thinking": reasoning}
-        if message.get("tool_calls"):
-            shown["tool_calls"] = [self._call_for_template(call) for call in message["tool_calls"]]
-        if self._short_ids and message.get("tool_call_id"):
-            shown["tool_call_id"] = _short_id(message["tool_call_id"])
-        return shown
-
-    def _call_for_template(self, call: dict[str, Any]) -> dict[str, Any]:
-        name, arguments = named_arguments(call)
-        shown = json.dumps(arguments, ensure_ascii=False) if self._arguments_as_text else arguments
-        named = {**call, "function": {**call["function"], "name": name, "arguments": shown}}
-        return {**named, "id": _short_id(call["id"])} if self._short_ids else named
-
-    def written_calls(self, message: dict[str, Any], tools: list[dict[str, Any]]) -> str:
-        """Return the calls of a message as the template writes them. Raises PromptRefused if it refuses them, and
-        ResourceError for a template without calls."""
-        if self.call_form is None:
-            raise ResourceError(f"the chat template of {self.tokenizer.name_or_path} writes no calls")
-        answer = self._answer_with(message["tool_calls"], tools)
-        return answer[self.call_form.start(answer) :]
+        return [self.native_calls.message(message) for message in shown]
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without added special tokens. Raises PromptRefused for invalid Unicode."""
@@ -274,13 +191,14 @@ class ChatFormat(AnswerReader):
         closed: True if the sampled tokens end with the end-of-turn token.
         """
         head, whole = self._render([(messages[:turn], True), (messages, True)], tools)
-        cut = whole.find(self.end, len(head))
+        end = self.end_of(messages[turn])
+        cut = whole.find(end, len(head))
         if not whole.startswith(head) or cut < 0:
             return None
         if missing_part(whole[len(head) : cut], messages[turn]) is not None:
             return None
-        after = whole[cut + len(self.end) :]
-        return after if closed else self.closing + self.end + after
+        after = whole[cut + len(end) :]
+        return after if closed else self.closing + end + after
 
     def streams(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, final: bool = False
@@ -322,10 +240,11 @@ class ChatFormat(AnswerReader):
         texts = self._render(parts, tools) if turns else []
         responses = []
         for turn, head, whole in zip(turns, texts[: len(turns)], texts[len(turns) :], strict=True):
-            body = self._body(head, whole)
+            body = self._body(head, whole, messages[turn])
             if body is None:  # a template that moves the system message in later turns
                 alone = [{"role": "user", "content": "a"}]
-                body = self._body(*self._render([(alone, True), ([*alone, messages[turn]], False)], []))
+                head_alone, whole = self._render([(alone, True), ([*alone, messages[turn]], False)], [])
+                body = self._body(head_alone, whole, messages[turn])
             if body is None:
                 body = self._opened_body(messages[: turn + 1], tools)
             if body is None:
@@ -337,18 +256,13 @@ class ChatFormat(AnswerReader):
             responses.append((turn, head, body))
         return responses
 
-    def _body(self, head: str, whole: str) -> str | None:
+    def _body(self, head: str, whole: str, message: dict[str, Any]) -> str | None:
         """Return the text of an assistant message with its end; None if it does not extend the prompt `head`."""
         if not whole.startswith(head):
             return None
-        body = whole[len(head) :]
-        cut = body.rfind(self.end)
-        if cut >= 0:
-            return body[:cut] + self.end
-        closed = self.special_tokens.through_last(body)
-        if closed and closed.strip() == body.strip():
-            return closed  # a call that ends with a token of its own, such as Gemma 4's `<|tool_response>`
-        return body + self.end
+        body, end = whole[len(head) :], self.end_of(message)
+        cut = body.rfind(end)
+        return body[: cut if cut >= 0 else None] + end
 
     def _opened_body(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str | None:
         """Return the last message as the response to a prompt that opens reasoning, if the template renders the message
@@ -359,22 +273,14 @@ class ChatFormat(AnswerReader):
         reasoning, place = message.get("reasoning") or "", "(reasoning)"
         shown = [*messages[:-1], {**message, "reasoning": place}]
         head, whole, bare = self._render([(messages[:-1], True), (shown, False), (messages, False)], tools)
-        body = self._body(head, whole)
+        body = self._body(head, whole, message)
         if body is not None and body.startswith(place):
             return body.replace(place, reasoning, 1)
         before, opened, _ = head.rpartition(form.start.rstrip())
-        body = self._body(before, bare)
+        body = self._body(before, bare, message)
         if body is None or not opened:
             return None
         return form.write(reasoning, body.lstrip("\n")).removeprefix(head[len(before) :])
-
-
-def _reads_probe(form: CallForm, text: str) -> bool:
-    """Return True if a form reads the call of the probe in a text."""
-    try:
-        return form.read(text, [_PROBE])[1] == [("probe", '{"word": "a"}')]
-    except (ValueError, RecursionError):
-        return False
 
 
 def _with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:
@@ -383,11 +289,6 @@ def _with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, A
         return message
     shown = {key: value for key, value in message.items() if key != "reasoning"}
     return shown | {"content": form.write(message["reasoning"], message.get("content") or "")}
-
-
-def _short_id(name: str) -> str:
-    """Return an id of nine letters for an id of a call."""
-    return f"{crc32(name.encode()):09d}"[-9:]
 
 
 def missing_part(text: str, message: dict[str, Any]) -> str | None:

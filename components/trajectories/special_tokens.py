@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -21,9 +22,9 @@ class SpecialTokens:
         match = self._pattern.search(text)
         return match[0] if match else None
 
-    def through_last(self, text: str) -> str:
-        """Return the beginning of a text up to its last special token; empty without one."""
-        return text[: max((match.end() for match in self._pattern.finditer(text)), default=0)]
+    def all(self, text: str) -> Iterator[re.Match[str]]:
+        """Yield the special tokens in a text."""
+        yield from self._pattern.finditer(text)
 
     def escape(self, data: Any) -> Any:
         """Return JSON data with escaped special tokens: `<|im_end|>` on a web page becomes `< |im_end|>`."""

@@ -101,7 +101,7 @@ def play(subject: Subject, *, thinking: bool = False, contexts: int = 1) -> Play
                 return played
             played.failures += _unseen(chat, prompt, shown)
             sampled = chat.encode(written(chat, message, prompt, tools, f"thought-{mark}" if thinking else ""))
-            sampled.append(chat.end_id)
+            sampled.append(chat.id_of_end(message))
             completion = talk.completion(request, prompt, sampled, [0.0] * len(sampled), stops)
             history = recorder.record(messages, completion)
             played.answers.append(sampled)
@@ -158,12 +158,15 @@ def written(chat: ChatFormat, message: dict[str, Any], prompt: list[int], tools:
     ]
     parts = [message["content"]] if message["content"] else []
     if calls:
-        parts.append(chat.written_calls(message, tools) if chat.native_tools else write_pythonic(calls))
+        native = chat.native_tools
+        parts.append(chat.native_calls.written(message["tool_calls"], tools) if native else write_pythonic(calls))
     text = "\n".join(parts)
+    if not (calls and chat.harmony):
+        text = chat.channel + text
     marks = chat.reasoning or ReasoningForm("<think>", "</think>", opened=False)
     if thought or marks.opened:
         text = marks.write(thought, text).removeprefix(marks.start if marks.opened else "")
-    return chat.channel + text
+    return text
 
 
 def _unseen(chat: ChatFormat, prompt: list[int], shown: Sequence[str]) -> list[str]:

@@ -111,7 +111,7 @@ def _round_trip(subject: Subject, tools: Tools, calls: Calls, content: str) -> s
             tokens = stream.token_ids[slice(*stream.spans[0])]
         except ResourceError:  # the template renders an answer differently from what a model samples
             prompt = chat.prompt_ids(messages, offered)
-            tokens = [*chat.encode(written(chat, message, prompt, offered)), chat.end_id]
+            tokens = [*chat.encode(written(chat, message, prompt, offered)), chat.id_of_end(message)]
         parsed = chat.parse(tokens, 0, offered)
         if parsed["content"].strip() != message["content"].strip():
             return f"the text {message['content']!r:.100} is parsed as {parsed.get('content')!r:.100}"

@@ -227,7 +227,7 @@ def test_completions_have_two_turns_and_the_recorded_settings(subject):
 
 # --- chat template and tokens ---
 
-HISTORIES = {"qwen3": (1, 3), "nemo": (6, 6), "deepseek_r1": (6, 6), "gpt_oss": (6, 6)}
+HISTORIES = {"qwen3": (1, 3), "nemo": (6, 6), "deepseek_r1": (6, 6), "gpt_oss": (3, 3)}
 """Histories of an episode without and with reasoning, where there is more than one (docs/concepts/trajectories.md)."""
 
 

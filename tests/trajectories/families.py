@@ -336,9 +336,15 @@ GPT_OSS = r"""
             {{- raise_exception('You have passed a message containing <|channel|> tags in the content field.') }}
         {%- elif message.tool_calls %}
             {%- set call = message.tool_calls[0].function %}
+            {%- if message.thinking %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+            {%- endif %}
             {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
             {{- call.arguments | tojson + '<|call|>' }}
         {%- elif loop.last and not add_generation_prompt %}
+            {%- if message.thinking %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+            {%- endif %}
             {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|return|>' }}
         {%- else %}
             {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
@@ -404,7 +410,7 @@ FAMILIES = {
         GPT_OSS,
         _HARMONY,
         before="<|channel|>analysis<|message|>let me see<|end|><|start|>assistant<|channel|>final<|message|>",
-        why="analysis is dropped, and the end of an answer becomes another token",
+        why="analysis is dropped from answers, and the end of an answer becomes another token",
     ),
 }
 
@@ -506,11 +512,10 @@ def texts(family: Family, chat: ChatFormat) -> Iterator[str]:
         function = {"name": "look_up", "arguments": json.dumps({"word": f"word {number}"})}
         call = {"id": "call_0_0", "type": "function", "function": function}
         written = (
-            chat.written_calls({"tool_calls": [call]}, [LOOK_UP])
-            if chat.native_tools
-            else f'[look_up(word="word {number}")]'
+            chat.native_calls.written([call], [LOOK_UP]) if chat.native_tools else f'[look_up(word="word {number}")]'
         )
-        yield family.before + ("\n" if family.before and not chat.native_tools else "") + written
+        before = family.before.removesuffix(chat.channel) if chat.harmony else family.before
+        yield before + ("\n" if before and not chat.native_tools else "") + written
         yield f"{family.before}It is another thing, in all."
 
 
@@ -518,10 +523,11 @@ def sampled(family: Family, chat: ChatFormat, *, odd: bool = False) -> list[list
     """The same as tokens. odd: letter by letter, as no tokenizer would write it, and a model may."""
     own = re.compile("(" + "|".join(map(re.escape, (*family.special, *family.added))) + ")")
     script = []
-    for text in texts(family, chat):
+    for number, text in enumerate(texts(family, chat)):
         parts = [part if own.fullmatch(part) else [*part] for part in own.split(text)] if odd else [[text]]
         pieces = [piece for part in parts for piece in ([part] if isinstance(part, str) else part)]
-        script.append([*(token for piece in pieces for token in chat.encode(piece)), chat.end_id])
+        end = chat.end_id if number % 2 else chat.end_ids[-1]  # calls and answers in turn
+        script.append([*(token for piece in pieces for token in chat.encode(piece)), end])
     return script
 
 

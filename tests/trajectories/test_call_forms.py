@@ -69,12 +69,14 @@ WRITTEN = {
     "tagged_list": f'<tool_calls>[{{"name": "find_order", "arguments": {JSON}}}]</tool_calls>',
     "cohere": '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "find_order", "parameters": '
     f"{JSON}}}\n]<|END_ACTION|>",
+    "harmony": f" to=functions.find_order<|channel|>commentary json<|message|>{JSON}",
     "json_text": f'{{"name": "find_order", "parameters": {JSON}}}',
 }
 """A call as the templates of each family write it."""
 SECOND = {
     "mistral": f"[TOOL_CALLS]find_order[ARGS]{JSON}",
     "json_text": f'<|python_tag|>{{"name": "find_order", "parameters": {JSON}}}',
+    "harmony": f"<|channel|>commentary to=functions.find_order <|constrain|>json<|message|>{JSON}",
     "granite": f'<tool_call>[{{"name": "find_order", "arguments": {JSON}}}]',
 }
 """Second spellings of some families."""
@@ -94,12 +96,13 @@ def test_each_form_reads_what_its_family_writes():
     call = ("find_order", ARGUMENTS)
     assert {name: read(name, text) for name, text in WRITTEN.items()} == dict.fromkeys(WRITTEN, ("", [call]))
     assert {name: read(name, text) for name, text in SECOND.items()} == dict.fromkeys(SECOND, ("", [call]))
-    spoken = {name: f"Let me see.\n{text}" for name, text in WRITTEN.items() if name != "json_text"}
+    spoken = {name: f"Let me see.\n{text}" for name, text in WRITTEN.items() if FORMS[name].with_text}
     assert {name: read(name, text) for name, text in spoken.items()} == dict.fromkeys(spoken, ("Let me see.", [call]))
 
 
 def test_each_form_reads_several_calls():
-    joined = {name: text + (";" if name == "json_text" else "\n") + text for name, text in WRITTEN.items()}
+    between = {"json_text": ";", "harmony": "<|end|><|start|>assistant"}
+    joined = {name: text + between.get(name, "\n") + text for name, text in WRITTEN.items()}
     expected = ("", [("find_order", ARGUMENTS)] * 2)
     assert {name: read(name, text) for name, text in joined.items()} == dict.fromkeys(WRITTEN, expected)
 

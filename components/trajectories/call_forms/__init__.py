@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from components.trajectories.call_forms.bracketed import MarkedPythonic, MistralForm
 from components.trajectories.call_forms.elements import FUNCTION_ELEMENTS, KEY_VALUE_ELEMENTS, invoke_elements
 from components.trajectories.call_forms.gemma import GemmaForm
+from components.trajectories.call_forms.harmony import HarmonyForm
 from components.trajectories.call_forms.marked import CallForm, JSONForm, MarkedForm, SectionForm
 from components.trajectories.call_forms.text_json import TAG, JSONText
 
@@ -62,6 +63,8 @@ FORMS: Mapping[str, CallForm] = {
     "tagged_list": JSONForm(("<tool_calls>",), "</tool_calls>", listed=True),
     # Command R7B and A
     "cohere": JSONForm(("<|START_ACTION|>",), "<|END_ACTION|>", listed=True, name="tool_name", arguments="parameters"),
+    # gpt-oss
+    "harmony": HarmonyForm(),
     # Llama 3.1 to 3.3
     "json_text": JSONText(),
 }

@@ -28,6 +28,10 @@ class CallForm(ABC):
         """Return (text without its calls, calls). Raises ValueError for a text that begins a call and does not end it,
         or whose call is invalid."""
 
+    def plain(self, text: str) -> str:
+        """Return the content of an answer in which nothing is called."""
+        return text
+
     @abstractmethod
     def start(self, text: str) -> int:
         """Return the place of the first call in a text that has calls."""
@@ -157,7 +161,7 @@ class SectionForm(MarkedForm):
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
     """Return the JSON value at `at`, after white space, and its end. Raises ValueError."""
-    return json.JSONDecoder(parse_constant=_no_number).raw_decode(text, after_space(text, at))
+    return json.JSONDecoder(parse_constant=no_number).raw_decode(text, after_space(text, at))
 
 
 def as_json(arguments: Any) -> str:
@@ -190,5 +194,6 @@ def overlap(text: str, string: str) -> int:
     return next((length for length in range(longest, 0, -1) if text.endswith(string[:length])), 0)
 
 
-def _no_number(constant: str) -> NoReturn:
+def no_number(constant: str) -> NoReturn:
+    """Refuse NaN and infinities (`parse_constant` of the `json` module)."""
     raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,152 @@
+"""How a chat template presents tools and writes calls, from renderings of a probe."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+from zlib import crc32
+
+from components.errors import EngineError, ResourceError
+from components.trajectories.call_forms import FORMS
+from components.trajectories.call_forms.marked import CallForm
+from components.trajectories.chat_template import ChatTemplate, Messages
+from components.trajectories.plain_messages import named_arguments
+from components.trajectories.special_tokens import SpecialTokens
+
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Probes.",
+            "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "Any."}}},
+        },
+    }
+    for name in ("probe", "second")
+]
+_CALLS = [
+    {"id": f"call_0_{index}", "type": "function", "function": {"name": name, "arguments": '{"word": "a"}'}}
+    for index, name in enumerate(("probe", "second"))
+]
+_READ = [("probe", '{"word": "a"}'), ("second", '{"word": "a"}')]
+_SYSTEM, _USER, _RESULT = "root", "stem", "leaf"
+
+
+class NativeCalls:
+    """The calls of a chat template. end: text after an assistant message."""
+
+    def __init__(self, template: ChatTemplate, special_tokens: SpecialTokens, end: str):
+        self._template = template
+        self._special_tokens = special_tokens
+        self._end = end
+        self._arguments_as_text = False
+        """True if the template reads the arguments of calls as JSON text, as DeepSeek's does."""
+        self._short_ids = False
+        """True if ids of calls have nine letters, as in Mistral's templates."""
+        self.form = self._form()
+        """Form of the calls; None if the template does not present tools, has no form that is known, or drops the
+        system message or the results after calls, as that of Mistral Nemo."""
+        self.single = self.form is not None and not self._writes(2)
+        """True if the template refuses or drops the second call of a message."""
+        self.end = self._end_of_calls()
+        """Special token after a message with calls; None if it is that of other messages."""
+
+    def message(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message of OpenAI's format as the template expects it: with text content, call arguments as mappings
+        or as text, and reasoning under the names that templates read."""
+        shown = {**message, "content": message.get("content") or ""}
+        if (reasoning := shown.pop("reasoning", None)) is not None:
+            shown |= {"reasoning_content": reasoning, "thinking": reasoning}
+        if message.get("tool_calls"):
+            shown["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
+        if self._short_ids and message.get("tool_call_id"):
+            shown["tool_call_id"] = _short_id(message["tool_call_id"])
+        return shown
+
+    def written(self, calls: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        """Return calls as the template writes them, without the end of the message. Raises PromptRefused if it refuses
+        them, and ResourceError for a template without calls."""
+        if self.form is None:
+            raise ResourceError("the chat template writes no calls")
+        answer = self._answer(calls, tools)
+        return answer[self.form.start(answer) :].removesuffix(self.end or "")
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        name, arguments = named_arguments(call)
+        shown = json.dumps(arguments, ensure_ascii=False) if self._arguments_as_text else arguments
+        named = {**call, "function": {**call["function"], "name": name, "arguments": shown}}
+        return {**named, "id": _short_id(call["id"])} if self._short_ids else named
+
+    def _form(self) -> CallForm | None:
+        for self._arguments_as_text, self._short_ids in product((False, True), repeat=2):
+            try:
+                if "Probes." not in self._rendered([], _USER):
+                    return None
+                answer = self._answer(_CALLS[:1], _TOOLS)
+            except EngineError:
+                continue
+            if form := next((form for form in FORMS.values() if _reads(form, answer, 1)), None):
+                return form if self._keeps_messages() else None
+        return None
+
+    def _keeps_messages(self) -> bool:
+        """Return True if the template shows the system message and the result also after calls."""
+        try:
+            before, after = self._rendered([], _SYSTEM), self._rendered(_CALLS[:1], _SYSTEM)
+        except EngineError:  # without a system role
+            return _RESULT in self._rendered(_CALLS[:1], _USER)
+        return _RESULT in after and (_SYSTEM in after or _SYSTEM not in before)
+
+    def _writes(self, count: int) -> bool:
+        """Return True if the template writes so many calls of a message."""
+        try:
+            return self.form is not None and _reads(self.form, self._answer(_CALLS[:count], _TOOLS), count)
+        except EngineError:
+            return False
+
+    def _end_of_calls(self) -> str | None:
+        if self.form is None:
+            return None
+        try:
+            after = self._rendered(_CALLS[:1], _USER).rpartition(_USER)[2]
+        except EngineError:
+            return None
+        text = self._answer(_CALLS[:1], _TOOLS)
+        after = after[max(after.find(text[self.form.start(text) :].rstrip()), 0) :]
+        for match in self._special_tokens.all(after):
+            if _reads(self.form, after[: match.start()], 1):
+                return match[0] if not self._end.endswith(match[0]) and match[0] not in self._end else None
+        return None
+
+    def _rendered(self, calls: list[dict[str, Any]], first: str) -> str:
+        """Return a conversation of one question, with calls and the result of the first. first: its first message."""
+        talk: Messages = [{"role": "user", "content": _USER}]
+        if first == _SYSTEM:
+            talk.insert(0, {"role": "system", "content": _SYSTEM})
+        if calls:
+            talk.append({"role": "assistant", "content": "", "tool_calls": calls})
+            talk.append({"role": "tool", "content": _RESULT, "tool_call_id": calls[0]["id"]})
+        return self._template.render([([self.message(message) for message in talk], False)], _TOOLS)[0]
+
+    def _answer(self, calls: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        """Return an assistant message of calls as the template writes it, without the end of the turn."""
+        talk: Messages = [{"role": "user", "content": _USER}]
+        talk.append({"role": "assistant", "content": "", "tool_calls": calls})
+        shown = [self.message(message) for message in talk]
+        head, whole = self._template.render([(shown[:1], True), (shown, False)], tools)
+        answer = whole.removeprefix(head) if whole.startswith(head) else whole.rpartition(_USER)[2]
+        return answer.rpartition(self._end)[0] or answer
+
+
+def _reads(form: CallForm, text: str, count: int) -> bool:
+    """Return True if a form reads so many calls of the probe in a text."""
+    try:
+        return form.read(text, _TOOLS)[1] == _READ[:count]
+    except (ValueError, RecursionError):
+        return False
+
+
+def _short_id(name: str) -> str:
+    """Return an id of nine letters for an id of a call."""
+    return f"{crc32(name.encode()):09d}"[-9:]
