@@ -58,6 +58,8 @@ class ModelCard:
     results: Mapping[str, Mapping[str, Any]]
     """Summaries of the evaluations (`evaluation.metrics.summarise`) by label, in order of training; the last is that of
     the exported model."""
+    attention: str = "sdpa"
+    """Attention of transformers that computes the model (`components.models.attention.implementation`)."""
     differences: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Differences between two evaluations (`evaluation.metrics.paired_difference`), by label such as "start to
     final"."""
@@ -75,7 +77,7 @@ class ModelCard:
             "## Measured results",
             self._results(),
             "## Use",
-            _use(self.name, form),
+            _use(self.name, form, self.attention),
             "## How it was made",
             self._provenance(),
             f"Deploy stage `{self.stage_key}`, from these artifacts (content digests):\n\n"
@@ -222,12 +224,16 @@ def placeless(value: Any) -> Any:
     return value
 
 
-def _use(name: str, form: Format) -> str:
-    return {"merged": _use_merged, "adapter": _use_adapter, "gguf": _use_gguf}[form](name)
+def _use(name: str, form: Format, attention: str) -> str:
+    if form == "gguf":
+        return _use_gguf(name)
+    # transformers chooses sdpa by itself, also for models whose capped scores sdpa ignores
+    options = "" if attention == "sdpa" else f', attn_implementation="{attention}"'
+    return _use_adapter(options) if form == "adapter" else _use_merged(name, options)
 
 
-def _use_adapter(name: str) -> str:
-    return """\
+def _use_adapter(options: str) -> str:
+    return f"""\
 With PEFT, in this folder; the base model is the one that `adapter_config.json` names:
 
 ```python
@@ -235,7 +241,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(".")
-model = AutoPeftModelForCausalLM.from_pretrained(".")
+model = AutoPeftModelForCausalLM.from_pretrained("."{options})
 ```
 
 vLLM and other servers load it beside the base model."""
@@ -253,7 +259,7 @@ Ollama takes the file as `FROM` of a Modelfile. In training, tools stood in the 
 writes them; other servers may write them differently where the chat template has no place for tools."""
 
 
-def _use_merged(name: str) -> str:
+def _use_merged(name: str, options: str) -> str:
     return f"""\
 With transformers, in this folder:
 
@@ -261,7 +267,7 @@ With transformers, in this folder:
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(".")
-model = AutoModelForCausalLM.from_pretrained(".")
+model = AutoModelForCausalLM.from_pretrained("."{options})
 prompt = [{{"role": "user", "content": "Hello"}}]
 ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 answer = model.generate(**ids, max_new_tokens=64, do_sample=False)

@@ -147,8 +147,9 @@ def _write(
     from components.deployment.export import export_adapter, export_gguf, export_merged
     from components.evaluation.metrics import paired_success
     from components.evaluation.sequential import alpha_of
+    from components.models.attention import implementation
     from components.models.trained_weights import folder_of
-    from components.models.weights import prepare
+    from components.models.weights import model_config, prepare
 
     names = list(evaluations)
     results = {name: read_json(artifact.path / "summary.json") for name, artifact in evaluations.items()}
@@ -161,6 +162,7 @@ def _write(
         stage_key=context.key,
         inputs={name: artifact.digest for name, artifact in inputs.items()},
         results=results,
+        attention=implementation(model_config(base_dir)),
         heldout={
             name: inputs[f"validation_{name}"].metrics for name in ("before", "after") if f"validation_{name}" in inputs
         },

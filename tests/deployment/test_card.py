@@ -77,6 +77,14 @@ def test_card_names_the_policy_and_its_selection(arguments):
     assert "- The policy was chosen by these same scenarios" in card
 
 
+def test_the_card_names_the_attention_that_transformers_would_not_choose(arguments):
+    for form in ("merged", "adapter"):
+        assert '("."' + ', attn_implementation="eager")' in model_card(
+            **arguments | {"form": form, "attention": "eager"}
+        )
+        assert "attn_implementation" not in model_card(**arguments | {"form": form})
+
+
 def blocks(card: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", card, re.DOTALL)
 

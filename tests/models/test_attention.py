@@ -10,7 +10,7 @@ import torch
 
 from components.errors import ResourceError
 from components.models import trie_attention
-from components.models.attention import grouped_attention, refuse_inexact
+from components.models.attention import grouped_attention, implementation, refuse_inexact
 from components.models.masks import FULL, Reach
 from components.models.shared_attention import PrivateRun, Segment, Sharing, shared_mask
 from components.models.spec import ModelSpec
@@ -91,6 +91,12 @@ def test_models_that_would_be_wrong_are_refused_by_name():
 def test_models_that_are_right_are_taken():
     for family, options in TAKEN.items():
         refuse_inexact(config(family, **options), 2048, "some-model")
+
+
+def test_attention_of_transformers_is_what_the_model_needs():
+    expected = {"llama": "sdpa", "gemma3_text": "sdpa", "gemma2": "eager", "gpt_oss": "eager", "bloom": "eager"}
+    assert {family: implementation(config(family)) for family in expected} == expected
+    assert implementation(config("gemma2", attn_logit_softcapping=None)) == "sdpa"
 
 
 def test_a_folder_is_refused_before_a_run(tmp_path):
