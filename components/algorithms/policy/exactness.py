@@ -10,7 +10,8 @@ whatever the model's dtype: in half precision, the rounding of a correct result 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -101,7 +102,7 @@ def _logit_transform(policy: PackedPolicy, sequences: Sequence[TokenSequence]) -
         ),
     ]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _refusing(model):
             logits_BTV = model(**policy._layout(_packed(sequences).to(policy.device)).inputs).logits
     finally:
         for hook in hooks:
@@ -122,7 +123,8 @@ def _name(model: PreTrainedModel) -> str:
 def _refuse_two_directions(model: PreTrainedModel, sequences: Sequence[TokenSequence], alone_S: torch.Tensor) -> None:
     """Raise ResourceError if the probabilities of a shared prefix depend on the tokens after it, as in an encoder."""
     first, second = alone_S.split([len(sequence.targets) for sequence in sequences])
-    common = shared_length(*(sequence.token_ids for sequence in sequences)) - 1
+    shared = shared_length(*(sequence.token_ids for sequence in sequences))
+    common = sum(target < shared for target in sequences[0].targets)
     if (first[:common] - second[:common]).abs().median() > TOLERANCE:
         raise ResourceError(
             f"{_name(model)} ({type(model).__name__}) cannot be trained: its tokens attend to later tokens; expected a "
@@ -147,7 +149,7 @@ def _counted_places(model: PreTrainedModel) -> str | None:
 
 def probe_sequences(model: PreTrainedModel, max_length: int) -> list[TokenSequence]:
     """Return two sequences of random tokens with a shared prefix and different lengths, of at most `max_length` tokens.
-    All tokens after the first are targets."""
+    Every second token is a target, so that logits are needed at some places of a row only."""
     config = model.config.get_text_config()
     longest_common, (first, second) = COMMON[model.device.type], OWN[model.device.type]
     longest = longest_common + first
@@ -159,7 +161,10 @@ def probe_sequences(model: PreTrainedModel, max_length: int) -> list[TokenSequen
     tokens[1][:common] = tokens[0][:common]
     tokens[1][common] = (tokens[0][common] + 1) % config.vocab_size
     lengths = (length, common + max(1, (length - common) * second // first))
-    return [TokenSequence(token_ids[:end], list(range(1, end))) for token_ids, end in zip(tokens, lengths, strict=True)]
+    return [
+        TokenSequence(token_ids[:end], list(range(min(2, end - 1), end, 2)))
+        for token_ids, end in zip(tokens, lengths, strict=True)
+    ]
 
 
 def _logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
@@ -175,15 +180,22 @@ def separate_logprobs(model: PreTrainedModel, sequences: Sequence[TokenSequence]
     transformers fails to compute."""
     logprobs = []
     for sequence in sequences:
-        try:
+        with _refusing(model):
             logps_TV = _logits(model, sequence.token_ids).log_softmax(-1)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            text = f"{_name(model)} ({type(model).__name__}) cannot be computed: {type(error).__name__}: {error}"
-            raise ResourceError(text) from error
         logprobs += [logps_TV[target - 1, sequence.token_ids[target]] for target in sequence.targets]
     return torch.stack(logprobs)
+
+
+@contextmanager
+def _refusing(model: PreTrainedModel) -> Iterator[None]:
+    """Turn any failure of transformers within the context into a ResourceError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        text = f"{_name(model)} ({type(model).__name__}) cannot be computed: {type(error).__name__}: {error}"
+        raise ResourceError(text) from error
 
 
 def _packed(sequences: Sequence[TokenSequence]) -> Pack:

@@ -228,6 +228,8 @@ class Policy:
             logits_BKV = self.model(**layout.inputs, logits_to_keep=positions).logits
         finally:
             hook.remove()
+        if logits_BKV.shape[1] != len(positions):  # the model ignores the argument
+            logits_BKV = logits_BKV[:, positions]
         return replace(layout, place_U=index_U).states(logits_BKV), identity, layout.states(hidden_states[0])
 
     def _prepared(self, pack: Pack) -> Layout:
