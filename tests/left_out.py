@@ -14,12 +14,13 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     (r"\bnode\b", "need Node (apt-get install nodejs)"),
     (r"\bcurl\b", "need curl (apt-get install curl)"),
     (r"could not import|is not installed|wants mcp", "need packages (make test-all installs them)"),
+    (r"ESPALIER_MODELS", "need published tokenizers (make test-models)"),
     (r"root|control group|user|mount|x86_64|no table|C libraries", "do not fit this machine or its user"),
     (r"make test-slurm|cluster", "need a cluster (make test-slurm)"),
 )
 """Pattern of a reason to skip a test, and what to do about it; the first that matches holds."""
 
-MARKERS = ("slow", "vllm", "slurm")
+MARKERS = ("slow", "vllm", "slurm", "models")
 """Markers of tests that `make test` leaves out."""
 
 
@@ -28,7 +29,7 @@ def summary(reasons: Iterable[str], deselected: int) -> str | None:
     every test ran."""
     counts = Counter(remedy(reason) for reason in reasons)
     if deselected:
-        counts["are slow or need a server (make test-slow, test-vllm, test-slurm)"] = deselected
+        counts["need a long time, a server or models (make test-slow, test-vllm, test-slurm, test-models)"] = deselected
     if not counts:
         return None
     listed = "; ".join(f"{count} {what}" for what, count in counts.most_common())

@@ -9,13 +9,62 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.trajectories.tool_calls import read_pythonic, read_tagged
-from tests.conformance.tool_call_texts import Form, Text
+from components.deployment.vllm_parsers import PYTHONIC, TOOL_CALLS
+from components.trajectories.call_forms import FORMS
+from components.trajectories.tool_calls import read_pythonic
+from tests.conformance.tool_call_forms import TOOLS
+from tests.conformance.tool_call_texts import Text
 
 PROGRAM = Path(__file__).parent / "peers" / "vllm_tool_calls.py"
-VLLM: dict[str, Form] = {"hermes": "tagged", "pythonic": "pythonic", "lfm2": "pythonic"}
-"""Parsers of vLLM. Espalier deploys with `hermes` and `pythonic`; `lfm2` is a second reader of the pythonic form."""
-LFM2 = "<|tool_call_start|>{}<|tool_call_end|>"
+VLLM = {parser: form for form, parser in TOOL_CALLS.items()} | {PYTHONIC: "pythonic"}
+"""Form of each parser of vLLM."""
+SPECIAL = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "<|tool_call|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<|python_tag|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<think>",
+    "</think>",
+    "<|channel>",
+    "<channel|>",
+    "<|turn>",
+    "<turn|>",
+    "<|message|>",
+    "<|tool_response>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|start|>",
+    "<|eot|>",
+)
+"""Special tokens that the parsers look for in a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +87,10 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def ours(form: Form, text: str) -> Reading:
+def ours(form: str, text: str) -> Reading:
     """Read as `ChatFormat.parse_text`."""
     try:
-        content, calls = read_tagged(text) if form == "tagged" else read_pythonic(text)
+        content, calls = read_pythonic(text) if form == "pythonic" else FORMS[form].read(text, TOOLS)
     except (ValueError, RecursionError):
         return Reading(text, None)
     return Reading(content, tuple(calls) or None)
@@ -67,25 +116,18 @@ def transformers(text: str) -> Reading:
     return Reading(message.get("content", ""), tuple(calls) or None)
 
 
-def _marked(text: Text) -> str:
-    """Return a text with the marks of LFM2 around its list of calls."""
-    words, line, calls = text.text.partition("\n[")
-    if text.kind == "text before" or (text.kind.startswith("written by") and text.text[:1] != "["):
-        return f"{words}\n{LFM2.format('[' + calls)}" if line else text.text
-    return LFM2.format(text.text)
-
-
 def vllm(python: Path, texts: Sequence[Text]) -> tuple[str, dict[str, list[Reading]]]:
     """Return vLLM's version and the readings of each of its parsers, for the texts of its form, in order."""
     asked = {
-        name: [_marked(one) if name == "lfm2" else one.text for one in texts if one.form == form]
-        for name, form in VLLM.items()
+        "tools": TOOLS,
+        "special": SPECIAL,
+        "texts": {parser: [text.text for text in texts if text.form == form] for parser, form in VLLM.items()},
     }
     process = subprocess.run([python, PROGRAM], input=json.dumps(asked), capture_output=True, text=True, check=False)
     if process.returncode:
         raise RuntimeError(f"{python} {PROGRAM.name}: {process.stderr.strip()[-500:]}")
     answer = json.loads(process.stdout)
     return answer["version"], {
-        name: [Reading(one["content"], one["calls"] and tuple(map(tuple, one["calls"]))) for one in readings]
+        name: [Reading(reading["content"], tuple(map(tuple, reading["calls"] or ())) or None) for reading in readings]
         for name, readings in answer["read"].items()
     }

@@ -7,12 +7,11 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from components.trajectories.call_forms import FORMS
 from components.trajectories.tool_calls import write_pythonic
 
-Form = Literal["tagged", "pythonic"]
 Call = tuple[str, dict[str, Any]]
 SEED = 7
 ROUNDS = 60
@@ -55,7 +54,8 @@ NUMBERS = (0, 1, -7, 10**18, 0.5, -2.25, 1e-9, 1e20, 3.0)
 
 @dataclass(frozen=True)
 class Text:
-    form: Form
+    form: str
+    """Name of a form (`components.trajectories.call_forms`), or `pythonic`."""
     kind: str
     """Kind of text, such as `calls` or `cut short`."""
     text: str
@@ -89,7 +89,7 @@ def rendered(calls_each: int = 8) -> Iterator[Text]:
             (stream,) = chat.streams([{"role": "user", "content": "a"}, answer], [LOOK_UP])
             start, end = stream.spans[0]
             text = chat.text_of(stream.token_ids[start:end])
-            form: Form = "tagged" if chat.native_tools else "pythonic"
+            form = "tagged_json" if chat.native_tools else "pythonic"
             yield Text(form, f"written by {name}", text, tuple(calls))
 
 
@@ -101,7 +101,7 @@ def tagged(calls: list[Call], *, ascii_only: bool = False, separator: str = "\n"
 
 def _tagged(rng: random.Random, rounds: int) -> Iterator[Text]:
     def text(kind: str, written: str, calls: list[Call] | None = None) -> Text:
-        return Text("tagged", kind, written, None if calls is None else tuple(calls))
+        return Text("tagged_json", kind, written, None if calls is None else tuple(calls))
 
     for _ in range(rounds):
         calls = _calls(rng, NAMES, KEYS)
@@ -112,7 +112,7 @@ def _tagged(rng: random.Random, rounds: int) -> Iterator[Text]:
         yield text("names of any letters", tagged(hard := _calls(rng, HARD_NAMES, HARD_KEYS)), hard)
         yield text("text before", f"I look it up.\n{written}", calls)
         yield text("text after", f"{written}\nOne moment.", calls)
-        yield from _damaged(rng, "tagged", written)
+        yield from damaged(rng, "tagged_json", written)
     yield text("text between", "A <tool_call>{}</tool_call> B <tool_call>{}</tool_call> C".format(*2 * [_block("f")]))
     for body in TAGGED_BODIES:
         yield text("unusual", f"<tool_call>{body}</tool_call>")
@@ -173,7 +173,7 @@ def _pythonic(rng: random.Random, rounds: int) -> Iterator[Text]:
         yield text("names of any letters", write_pythonic(hard := _calls(rng, HARD_NAMES, HARD_KEYS)), hard)
         yield text("text before", f"I look it up.\n{written}", calls)
         yield text("text after", f"{written}\nOne moment.")
-        yield from _damaged(rng, "pythonic", written)
+        yield from damaged(rng, "pythonic", written)
     for written in PYTHONIC:
         yield text("unusual", written)
     for written in ("", "Your order is on its way.", "[]", "[1]", '["f()"]', "[f]", "f(a=1)", "[see](http://a.b)"):
@@ -249,7 +249,7 @@ def _python(calls: list[Call]) -> str:
     return "[" + ", ".join(f"{name}({arguments})" for name, arguments in written) + "]"
 
 
-def _damaged(rng: random.Random, form: Form, written: str) -> Iterator[Text]:
+def damaged(rng: random.Random, form: str, written: str) -> Iterator[Text]:
     for _ in range(3):
         yield Text(form, "cut short", written[: rng.randrange(1, len(written))])
     at = rng.randrange(len(written))

@@ -13,10 +13,12 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from tests.conformance.report import Case, Report, show
 from tests.conformance.tool_call_differences import explain, same
+from tests.conformance.tool_call_forms import WRITERS, form_texts
 from tests.conformance.tool_call_readers import VLLM, Reading, ours, transformers, vllm
 from tests.conformance.tool_call_texts import Text, texts
 
@@ -54,8 +56,8 @@ def compared(reader: str, read: Sequence[tuple[Text, Reading]]) -> list[Case]:
 
 def run(python: Path | None) -> Report:
     """Compare with transformers, and with vLLM if there is a Python that has it."""
-    generated = texts()
-    tagged = [text for text in generated if text.form == "tagged"]
+    generated = [*texts(), *chain.from_iterable(map(form_texts, WRITERS))]
+    tagged = [text for text in generated if text.form == "tagged_json"]
     cases = compared("transformers", [(text, transformers(text.text)) for text in tagged])
     versions = f"transformers {version('transformers')}"
     if python is None or not python.is_file():

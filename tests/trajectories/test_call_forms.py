@@ -101,10 +101,11 @@ def test_each_form_reads_what_its_family_writes():
 
 
 def test_each_form_reads_several_calls():
-    between = {"json_text": ";", "harmony": "<|end|><|start|>assistant"}
+    between = {"harmony": "<|end|><|start|>assistant"}
     joined = {name: text + between.get(name, "\n") + text for name, text in WRITTEN.items()}
     expected = ("", [("find_order", ARGUMENTS)] * 2)
     assert {name: read(name, text) for name, text in joined.items()} == dict.fromkeys(WRITTEN, expected)
+    assert read("json_text", ";".join([WRITTEN["json_text"]] * 2)) == expected
 
 
 def test_a_call_that_is_cut_short_is_none():
@@ -116,6 +117,22 @@ def test_a_call_that_is_cut_short_is_none():
         if (result := read(name, text[:end])) and (calls := result[1])
     }
     assert executed == {}
+
+
+def test_a_misspelled_end_makes_no_longer_argument():
+    """Otherwise a call would be executed whose argument has the text of the next ones."""
+    ends = {
+        "function_elements": "</parameter>",
+        "key_value_elements": "</arg_value>",
+        "minimax": "</parameter>",
+        "dsml": "</｜DSML｜parameter>",
+        "atem": "</atem:parameter>",
+    }
+    for name, end in ends.items():
+        for damaged in (end.replace("/", "", 1), end.replace("a", "", 1), end[:-1]):
+            assert read(name, WRITTEN[name].replace(end, damaged, 1)) is None, (name, damaged)
+    key = WRITTEN["key_value_elements"].replace("</arg_key>", "</argkey>", 1)
+    assert read("key_value_elements", key) is None
 
 
 def test_text_without_calls_is_unchanged():

@@ -21,7 +21,8 @@ from components.trajectories.call_forms.marked import Calls, MarkedForm, Tools, 
 class ElementForm(MarkedForm):
     """Calls with a head, elements of arguments and an end, alone or several in a section.
 
-    A call's end must follow its last argument: text between the arguments raises ValueError.
+    A call's end must follow its last argument: text between the arguments raises ValueError. So does a value with the
+    start of another argument, which a misspelled end would make part of it.
     """
 
     marks: tuple[str, ...]
@@ -67,14 +68,16 @@ FUNCTION_ELEMENTS = ElementForm(
     marks=("<tool_call>",),
     close="</tool_call>",
     head=re.compile(r"<function=(?P<name>[^<>\n]+)>"),
-    argument=re.compile(r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL),
+    argument=re.compile(r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>(?:(?!<parameter=).)*?)\n?</parameter>", re.DOTALL),
     tail="</function>",
 )
 KEY_VALUE_ELEMENTS = ElementForm(
     marks=("<tool_call>",),
     close="</tool_call>",
     head=re.compile(r"(?P<name>[^<>\n{]+)"),
-    argument=re.compile(r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL),
+    argument=re.compile(
+        r"<arg_key>(?P<key>[^<>]*)</arg_key>\s*<arg_value>(?P<value>(?:(?!<arg_key>).)*?)</arg_value>", re.DOTALL
+    ),
     tail="",
 )
 
@@ -89,7 +92,7 @@ def invoke_elements(prefix: str, section: str) -> ElementForm:
         head=re.compile(rf'<{start}invoke name="(?P<name>[^"<>]+)">'),
         argument=re.compile(
             rf'<{start}parameter name="(?P<key>[^"<>]+)"(?: string="(?P<string>true|false)")?>'
-            rf"(?P<value>.*?)</{start}parameter>",
+            rf"(?P<value>(?:(?!<{start}(?:parameter|invoke) name=).)*?)</{start}parameter>",
             re.DOTALL,
         ),
         tail=f"</{prefix}invoke>",

@@ -1,5 +1,5 @@
 """Llama 3's form of tool calls: the answer is a JSON object `{"name": ..., "parameters": {...}}`, or several of them
-joined by semicolons, after an optional `<|python_tag|>`."""
+joined by semicolons or white space, after an optional `<|python_tag|>`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ class JSONText(CallForm):
             at = after_space(text, at)
             if at == len(text):
                 return "", calls
-            if text[at] != ";":
-                raise ValueError("text after a call")
-            at += 1
+            at += text[at] == ";"
 
     def start(self, text: str) -> int:
         return min(place for mark in (TAG, "{", "") if (place := text.find(mark)) >= 0)
