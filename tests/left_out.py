@@ -29,7 +29,7 @@ def summary(reasons: Iterable[str], deselected: int) -> str | None:
     every test ran."""
     counts = Counter(remedy(reason) for reason in reasons)
     if deselected:
-        counts["need a long time, a server or models (make test-slow, test-vllm, test-slurm, test-models)"] = deselected
+        counts["need time, a server or models (make test-slow, test-vllm, test-slurm, test-models)"] = deselected
     if not counts:
         return None
     listed = "; ".join(f"{count} {what}" for what, count in counts.most_common())

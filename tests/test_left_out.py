@@ -19,7 +19,7 @@ def test_reasons_are_counted_by_what_to_do_about_them():
         "Skipped: bubblewrap: bwrap is not installed",
     ]
     assert left_out.summary(reasons, 3) == (
-        "7 tests left out: 3 need a long time, a server or models (make test-slow, test-vllm, test-slurm, test-models); "
+        "7 tests left out: 3 need time, a server or models (make test-slow, test-vllm, test-slurm, test-models); "
         "2 need packages (make test-all installs them); 1 need Java (apt-get install default-jre-headless); "
         "1 need bubblewrap (apt-get install bubblewrap)"
     )

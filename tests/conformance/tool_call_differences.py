@@ -224,7 +224,11 @@ RULES: tuple[tuple[tuple[str, ...], str, Rule], ...] = (
     (TAGGED, "a name alone is a call without arguments here; the other has none or null", _bare_name),
     (("hermes",), "text around calls is stripped here; vLLM keeps the line break before a call", _only_spaces),
     (("hermes",), "text after a call is kept here; vLLM drops all after the first call", _first_text),
-    (("transformers",), "reasoning stays in the content here; transformers has a field for it", _thinking),
+    (
+        ("transformers",),
+        "reasoning is read in a step before (components.trajectories.reasoning), so it is content here",
+        _thinking,
+    ),
     (("transformers",), "text around several calls is joined here; transformers keeps the last", _last_text),
     (PYTHONIC, "text before the list: calls are read here; vLLM reads none", _words_before),
     (PYTHONIC, "names that are no identifiers of Python (or reserved words): read here, not by vLLM", _other_names),

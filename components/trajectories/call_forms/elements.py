@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from components.trajectories.call_forms.marked import Calls, MarkedForm, Tools, after_space, as_json, expect
+from components.trajectories.call_forms.marked import CONSTANTS, Calls, MarkedForm, Tools, after_space, as_json, expect
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,11 @@ def typed_value(text: str, types: list[str]) -> Any:
 
 
 _NO_VALUE = object()
-_CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 def _spelled(text: str) -> Any:
     """Return a constant in Python's spelling, as templates without `tojson` write it."""
-    return _CONSTANTS.get(text, _NO_VALUE)
+    return CONSTANTS.get(text, _NO_VALUE)
 
 
 def _schemas(tools: Tools, name: str) -> dict[str, Any]:

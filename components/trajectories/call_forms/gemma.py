@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from components.trajectories.call_forms.marked import Calls, MarkedForm, Tools, as_json, expect
+from components.trajectories.call_forms.marked import CONSTANTS, Calls, MarkedForm, Tools, as_json, expect
 
 QUOTE = '<|"|>'
 _HEAD = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*(?=\{)")
@@ -41,7 +41,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     if mark and mark[1] == "[":
         return _items(text, mark.end(), depth)
     if match := _BARE.match(text, at):
-        return json.loads(match[1]), match.end()
+        return CONSTANTS[match[1]] if match[1] in CONSTANTS else json.loads(match[1]), match.end()
     raise ValueError(f"no value at character {at}")
 
 

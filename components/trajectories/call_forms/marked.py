@@ -14,6 +14,9 @@ Calls = list[tuple[str, str]]
 Tools = Sequence[dict[str, Any]]
 """Offered tools, in OpenAI's format. Forms without types read the values by their parameters' schemas."""
 
+CONSTANTS = {"True": True, "False": False, "None": None}
+"""Constants in Python's spelling, as templates without `tojson` write them."""
+
 _SPACE = re.compile(r"\s*")
 
 
