@@ -22,12 +22,12 @@ def generated():
 
 
 def test_each_form_has_a_writer_and_a_parser_of_vllm():
-    assert {*WRITERS, "tagged_json"} == FORMS.keys() == VLLM_PARSERS.keys()
+    assert {*WRITERS, "tagged_json", "harmony"} == FORMS.keys() == VLLM_PARSERS.keys()
 
 
 def test_generated_calls_are_read_as_they_were_written(generated):
     made = [text for text in generated if text.calls is not None]
-    assert len({text.form for text in made}) == len(FORMS) + 1
+    assert len({text.form for text in made}) == len({*WRITERS, "tagged_json", "pythonic"})
     assert [text for text in made if (ours(text.form, text.text).values or []) != list(text.calls)] == []
 
 

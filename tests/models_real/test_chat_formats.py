@@ -25,7 +25,7 @@ from tests.trajectories.test_chat import assistant, user
 
 pytestmark = pytest.mark.models
 
-SPECIAL = re.compile(r"<[|｜][^<>\s]*?[|｜]>|<(?:start|end)_of_turn>|<turn\|>|<\|turn>")
+SPECIAL = re.compile(r"<[|｜][^<>\s]*?[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start|end)_of_turn>")
 """Special tokens in the source of a template."""
 FIND = TOOLS[:1]
 CALL = ("find_order", {"order": "K482"})
@@ -54,23 +54,23 @@ class Row(NamedTuple):
 EXPECTED: dict[str, Row | str] = {
     "deepseek_v3": Row(None, None, "<｜end▁of▁sentence｜>", 1),
     "gemma3": Row(None, None, "<end_of_turn>", 1),
-    "gptoss": Row(None, None, "<|return|>", 3),
+    "gptoss": Row("harmony", "<|channel|>analysis<|message|>", "<|return|>", 2),
     "llama3_1": Row(None, None, "<|eot_id|>", 1),
     "qwen3": Row("tagged_json", "<think>", "<|im_end|>", 2),
     "trl/cohere": Row(None, None, "<|END_OF_TURN_TOKEN|>", 1),
     "trl/cohere2": Row(None, None, "<|END_OF_TURN_TOKEN|>", 1),
     "trl/deepseek_r1_distill": Row(None, "<think> opened", "<｜end▁of▁sentence｜>", 2),
     "trl/deepseekv3": Row(None, "<think> opened", "<｜end▁of▁sentence｜>", 2),
-    "trl/diffusion_gemma": Row("gemma", "<|channel>thought\n", "<turn|>", 3),
+    "trl/diffusion_gemma": Row("gemma", "<|channel>thought\n", "<turn|>", 2),
     "trl/gemma": Row(None, None, "<end_of_turn>", 1),
     "trl/gemma3": Row(None, None, "<end_of_turn>", 1),
-    "trl/gemma4": Row("gemma", "<|channel>thought\n", "<turn|>", 3),
+    "trl/gemma4": Row("gemma", "<|channel>thought\n", "<turn|>", 2),
     "trl/gemma4_v2": Row("gemma", "<|channel>thought\n", "<turn|>", 3),
-    "trl/gemma4_v3": Row("gemma", "<|channel>thought\n", "<turn|>", 3),
-    "trl/gemma4_v4": Row("gemma", "<|channel>thought\n", "<turn|>", 3),
-    "trl/gemma4_v5": Row("gemma", "<|channel>thought\n", "<turn|>", 3),
-    "trl/glm4moe": "does not mark where an assistant message ends",
-    "trl/gptoss": Row(None, None, "<|return|>", 3),
+    "trl/gemma4_v3": Row("gemma", "<|channel>thought\n", "<turn|>", 2),
+    "trl/gemma4_v4": Row("gemma", "<|channel>thought\n", "<turn|>", 2),
+    "trl/gemma4_v5": Row("gemma", "<|channel>thought\n", "<turn|>", 2),
+    "trl/glm4moe": Row("key_value_elements", "<think>", "<|user|>", 2),
+    "trl/gptoss": Row("harmony", "<|channel|>analysis<|message|>", "<|return|>", 2),
     "trl/idefics3": "expected a template that reads content as text",
     "trl/lfm2": Row(None, None, "<|im_end|>", 1),
     "trl/lfm2_2_5": Row("marked_pythonic", "<think>", "<|im_end|>", 2),
@@ -101,16 +101,17 @@ EXPECTED: dict[str, Row | str] = {
 }
 """Row of each template; for those that are refused, a part of the message."""
 NEW_HISTORIES = {
-    "gptoss": [False, False],
+    "gptoss": [True, False],
     "qwen3": [True, False],
     "trl/deepseek_r1_distill": [False, True],
     "trl/deepseekv3": [False, True],
-    "trl/diffusion_gemma": [False, False],
-    "trl/gemma4": [False, False],
-    "trl/gemma4_v3": [False, False],
-    "trl/gemma4_v4": [False, False],
-    "trl/gemma4_v5": [False, False],
-    "trl/gptoss": [False, False],
+    "trl/diffusion_gemma": [True, False],
+    "trl/gemma4": [True, False],
+    "trl/gemma4_v3": [True, False],
+    "trl/gemma4_v4": [True, False],
+    "trl/gemma4_v5": [True, False],
+    "trl/glm4moe": [True, False],
+    "trl/gptoss": [True, False],
     "trl/lfm2_2_5": [True, False],
     "trl/lfm2_2_5_v2": [True, False],
     "trl/lfm2_2_5_vl": [True, False],
@@ -204,7 +205,7 @@ def test_calls_that_a_template_writes_are_read_back(accepted):
         rng = random.Random(7)
         for _ in range(12):
             calls = typed_calls(rng)[: 1 if chat.single_call else None]
-            text = chat.written_calls(assistant("", *calls), TOOLS)
+            text = chat.native_calls.written(assistant("", *calls)["tool_calls"], TOOLS)
             try:
                 read = [
                     (function, json.loads(arguments)) for function, arguments in chat.call_form.read(text, TOOLS)[1]
@@ -228,7 +229,9 @@ def test_prompts_continue_sampled_tokens(accepted):
             request = ChatRequest(list(messages), FIND)
             prompt = conversations.prompt(request)
             sampled = letters(chat, response(chat, messages, talk(chat)[turn]))
-            completion = conversations.completion(request, prompt, sampled, [0.0] * len(sampled), chat.response_ends)
+            completion = conversations.completion(
+                request, prompt, sampled, [0.0] * len(sampled), frozenset(chat.end_ids)
+            )
             message = completion.message
             if bool(message.get("tool_calls")) is not (turn == 2):
                 different[name] = (turn, chat.tokenizer.decode(sampled), message)
@@ -250,7 +253,7 @@ def response(chat: ChatFormat, messages: list[dict[str, Any]], message: dict[str
     try:
         return chat.responses([*messages, message], FIND)[-1][2]
     except ResourceError:  # a template that drops reasoning
-        calls = chat.written_calls(message, FIND) if message.get("tool_calls") else ""
+        calls = chat.native_calls.written(message["tool_calls"], FIND) if message.get("tool_calls") else ""
         return f"{message['reasoning']}{chat.reasoning.end}\n\n{message['content']}{calls}{chat.end}"
 
 
