@@ -2,8 +2,8 @@
 
 A model of transformers asks a mask function for one mask of each kind of layer: full, sliding or chunked attention. The
 function registered here (`layer_mask`) reads from the request how far back the layer attends, as a bound on positions
-(`Reach`), and returns the mask of the pass, which `Paths` makes: over a prefix trie, where the position of a node is
-its depth, or over the slots of a cache. So windows are exact in both, whichever layers have them.
+(`AttentionRange`), and returns the mask of the pass, which `Paths` makes: over a prefix trie, where the position of a
+node is its depth, or over the slots of a cache. So windows are exact in both, whichever layers have them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from components.errors import ResourceError
 
 
 @dataclass(frozen=True)
-class Reach:
+class AttentionRange:
     """Tokens that a layer attends to: all earlier ones, the last `size` ones including the token itself, or those since
     the last multiple of `size` (chunked attention, as in Llama 4)."""
 
@@ -35,7 +35,7 @@ class Reach:
         return (positions - self.size + 1).clamp(min=0)
 
 
-FULL = Reach()
+FULL = AttentionRange()
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Paths:
     """Attention of a pass of (rows, tokens), which a model takes for a mask of ones and hands to its mask function. A
     model that computes anything else from it gets a ResourceError: places in a row are no positions."""
 
-    mask: Callable[[Reach], Any]
+    mask: Callable[[AttentionRange], Any]
     """Returns the mask of the layers with a reach."""
     shape: tuple[int, int]
     ndim: int = 2
@@ -86,7 +86,7 @@ class _Counts:
     __hash__ = None  # type: ignore[assignment]
 
 
-def paths(mask: Callable[[Reach], Any], rows: int, tokens: int) -> Paths:
+def paths(mask: Callable[[AttentionRange], Any], rows: int, tokens: int) -> Paths:
     """Return the attention of a pass of (rows, tokens), whose masks `mask` makes once for each reach."""
     return Paths(functools.cache(mask), (rows, tokens))
 
@@ -95,7 +95,7 @@ def layer_mask(
     *, mask_function: Callable[..., Any], attention_mask: Any, local_size: int | None = None, **request: Any
 ) -> Any:
     """Return the mask of a kind of layers: a mask function of transformers. Raises ResourceError for attention that is
-    no `Reach`."""
+    no `AttentionRange`."""
     if not isinstance(attention_mask, Paths):  # an ordinary pass
         from transformers.masking_utils import sdpa_mask
 
@@ -106,7 +106,7 @@ def layer_mask(
     return attention_mask.mask(_reach(mask_function, local_size))
 
 
-def _reach(mask_function: Callable[..., Any], size: int | None) -> Reach:
+def _reach(mask_function: Callable[..., Any], size: int | None) -> AttentionRange:
     """Return the reach of a mask function of transformers, whose window or chunk has `size` tokens."""
 
     def attends(query: int, key: int) -> bool:
@@ -116,4 +116,4 @@ def _reach(mask_function: Callable[..., Any], size: int | None) -> Reach:
         raise ResourceError("its attention is not causal")
     if size is None:
         return FULL
-    return Reach(size, chunked=not attends(size, size - 1) and size > 1)
+    return AttentionRange(size, chunked=not attends(size, size - 1) and size > 1)

@@ -1,7 +1,7 @@
 """Attention over a prefix trie: each node attends to itself and its ancestors, and nothing else is computed.
 
 Nodes are in depth-first order: the descendants of node i follow it directly, up to ends[i]. Node j attends to node i if
-i <= j < ends[i] and the depth of i is within the reach of the layer (`masks.Reach`): all ancestors, those of a sliding
+i <= j < ends[i] and the depth of i is in the layer's range (`masks.AttentionRange`): all ancestors, those of a sliding
 window, or those of a chunk. The nodes between two branching points are a segment: a run of equal ends. A segment
 attends to itself causally, and all its descendants attend to it, which is one dense block without a mask. With a window
 segments are cut into pieces that attend to all of themselves, and a block has the descendants that are near enough. On
@@ -25,7 +25,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from components.models.masks import FULL, Paths, Reach, paths
+from components.models.masks import FULL, AttentionRange, Paths, paths
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +38,21 @@ CAPPED_KEYS = 512
 
 @dataclass(frozen=True)
 class Block:
-    """Queries [first, last) that attend to keys [start, stop): a causal block, one with a mask `seen` (queries, keys),
-    or all of them."""
+    """Queries [first, last) that attend to keys [start, stop): a causal block, one with a (queries, keys) mask
+    `allowed_QK`, or all of them."""
 
     first: int
     last: int
     start: int
     stop: int
     causal: bool = False
-    seen: torch.Tensor | None = None
+    allowed_QK: torch.Tensor | None = None
 
     def bias(self, dtype: torch.dtype) -> torch.Tensor | None:
         """Return the (queries, keys) bias of the scores, 0 or -inf; None if it is 0."""
-        if self.seen is None:
+        if self.allowed_QK is None:
             return None
-        return torch.zeros(self.seen.shape, dtype=dtype).masked_fill_(~self.seen, -torch.inf)
+        return torch.zeros(self.allowed_QK.shape, dtype=dtype).masked_fill_(~self.allowed_QK, -torch.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class TrieMask:
 
     ends_N: torch.Tensor
     depths_N: torch.Tensor
-    reach: Reach
+    reach: AttentionRange
 
     @functools.cached_property
     def blocks(self) -> list[Block]:
@@ -77,7 +77,9 @@ def trie_paths(ends_N: torch.Tensor, depths_N: torch.Tensor) -> Paths:
     return paths(lambda reach: mask(ends_N, depths_N, reach), 1, len(ends_N))
 
 
-def mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL) -> TrieMask | BlockMask | torch.Tensor:
+def mask(
+    ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL
+) -> TrieMask | BlockMask | torch.Tensor:
     """Return the mask for layers with this reach. On a GPU: a block mask, or a dense one."""
     if ends_N.device.type == "cpu":
         return TrieMask(ends_N, depths_N, reach)
@@ -87,13 +89,13 @@ def mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL) -> T
     return dense_mask(ends_N, depths_N, reach)
 
 
-def dense_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL) -> torch.Tensor:
+def dense_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL) -> torch.Tensor:
     """Return the (1, 1, N, N) bool mask, True where attention is allowed."""
     nodes_N = torch.arange(len(ends_N), device=ends_N.device)
     return visible(ends_N, depths_N, reach)(0, 0, nodes_N[:, None], nodes_N)[None, None]
 
 
-def visible(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL) -> Any:
+def visible(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL) -> Any:
     """Return the mask as a mask function of FlexAttention."""
     first_N = reach.first(depths_N)
 
@@ -160,7 +162,9 @@ def capped(cap: float) -> Any:
     return rule
 
 
-def blocks(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL, most: int | None = None) -> list[Block]:
+def blocks(
+    ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL, most: int | None = None
+) -> list[Block]:
     """Return the blocks of the attention, the causal ones first; each pair of nodes is in at most one. most: maximum
     number of keys of a block."""
     first_N = reach.first(depths_N)
@@ -181,8 +185,8 @@ def blocks(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: Reach = FULL, mo
                 last = first + length
                 if attends:
                     bound_Q1 = first_N[first:last, None]
-                    seen = depths_N[start:stop] >= bound_Q1 if bound_Q1.max() > depths_N[start] else None
-                    others.append(Block(first, last, start, stop, seen=seen))
+                    allowed_QK = depths_N[start:stop] >= bound_Q1 if bound_Q1.max() > depths_N[start] else None
+                    others.append(Block(first, last, start, stop, allowed_QK=allowed_QK))
                 first = last
             start = stop
     return own + others
@@ -292,8 +296,8 @@ def _capped_scores(
     scores = cap * ratio
     if block.causal:
         scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
-    elif block.seen is not None:
-        scores.masked_fill_(~block.seen, -torch.inf)
+    elif block.allowed_QK is not None:
+        scores.masked_fill_(~block.allowed_QK, -torch.inf)
     return scores, 1 - ratio * ratio
 
 

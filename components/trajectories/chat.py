@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.errors import EngineError, PromptRefused, ResourceError
-from components.trajectories.answer_reader import AnswerReader
 from components.trajectories.call_forms.harmony import HARMONY_REASONING, HarmonyForm
 from components.trajectories.chat_template import ChatTemplate, Messages, TemplateTooCostly
 from components.trajectories.native_calls import NativeCalls
 from components.trajectories.plain_messages import merge_user_messages, system_as_user, tools_as_text
 from components.trajectories.reasoning import MARKS, ReasoningForm, reads_reasoning
+from components.trajectories.response_reader import ResponseReader
 from components.trajectories.special_tokens import SpecialTokens
 
 
@@ -43,7 +43,7 @@ class TokenStream:
     """Range [start, end) of each assistant message, including its end-of-turn token."""
 
 
-class ChatFormat(AnswerReader):
+class ChatFormat(ResponseReader):
     """The chat template of one tokenizer. Raises ResourceError without a template or an end-of-turn token.
 
     A template is a program that is part of the model. If it rejects a conversation, the methods raise PromptRefused.

@@ -1,4 +1,4 @@
-"""How a chat template presents tools and writes calls, from renderings of a probe."""
+"""Presentation of tools and form of calls of a chat template, from renderings of a probe."""
 
 from __future__ import annotations
 

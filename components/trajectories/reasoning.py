@@ -44,8 +44,8 @@ class ReasoningForm:
         begin = self._begin(text)
         if begin is None:
             return None, text
-        reasoning, _, rest = text[begin:].partition(self.end)
-        return reasoning.strip("\n"), rest.lstrip("\n")
+        reasoning, _, answer = text[begin:].partition(self.end)
+        return reasoning.strip("\n"), answer.lstrip("\n")
 
     def answer_start(self, text: str) -> int | None:
         """Return the place in a growing text at which its answer begins; None while it is, or may become, unfinished

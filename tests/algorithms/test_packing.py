@@ -17,7 +17,7 @@ from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.errors import ArtifactError
 from components.models import trie_attention
 from components.models.distribution import Cut
-from components.models.masks import FULL, Reach
+from components.models.masks import FULL, AttentionRange
 from tests.algorithms.builders import make_policy, plain_logprobs, plain_model, relative_difference, trainable
 
 
@@ -164,11 +164,11 @@ def test_what_shares_most_is_packed_together():
 @settings(deadline=None)
 @given(sequences(), st.integers(1, 40), st.integers(1, 12), st.booleans(), st.sampled_from([None, 1, 3]))
 def test_the_blocks_of_attention_are_the_mask(given, most, size, chunked, keys):
-    for packed, reach in product(pack(given, most), (FULL, Reach(size, chunked))):
+    for packed, reach in product(pack(given, most), (FULL, AttentionRange(size, chunked))):
         seen_NN = torch.zeros(len(packed.ends_N), len(packed.ends_N), dtype=torch.long)
         for part in trie_attention.blocks(packed.ends_N, packed.positions_N, reach, keys):
             block = torch.ones(part.last - part.first, part.stop - part.start, dtype=torch.long)
-            block = block if part.seen is None else part.seen.long()
+            block = block if part.allowed_QK is None else part.allowed_QK.long()
             assert block.any(-1).all()
             seen_NN[part.first : part.last, part.start : part.stop] += block.tril() if part.causal else block
         distance_NN = packed.positions_N[:, None] - packed.positions_N

@@ -11,7 +11,7 @@ import torch
 from components.errors import ResourceError
 from components.models import trie_attention
 from components.models.attention import grouped_attention, implementation, refuse_inexact
-from components.models.masks import FULL, Reach
+from components.models.masks import FULL, AttentionRange
 from components.models.shared_attention import PrivateRun, Segment, Sharing, shared_mask
 from components.models.spec import ModelSpec
 from components.models.weights import check_length
@@ -110,7 +110,14 @@ def test_a_folder_is_refused_before_a_run(tmp_path):
 ENDS_N = torch.tensor([9, 9, 5, 5, 5, 8, 7, 8, 9, 12, 12, 12])
 """Two trees; in the first, branches at two depths."""
 DEPTHS_N = torch.tensor([0, 1, 2, 3, 4, 2, 3, 3, 2, 0, 1, 2])
-REACHES = [FULL, Reach(1), Reach(2), Reach(3), Reach(2, chunked=True), Reach(3, chunked=True)]
+REACHES = [
+    FULL,
+    AttentionRange(1),
+    AttentionRange(2),
+    AttentionRange(3),
+    AttentionRange(2, chunked=True),
+    AttentionRange(3, chunked=True),
+]
 
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from components.models import attention
-from components.models.masks import FULL, Paths, Reach, paths
+from components.models.masks import FULL, AttentionRange, Paths, paths
 from components.models.shared_attention import Sharing, SlotMask, shared_mask
 from components.models.widening import widened
 
@@ -80,7 +80,7 @@ class KVSlots:
         self._width = int(positions.max()) + 1
         return paths(partial(self._mask, sharing), *positions.shape)
 
-    def _mask(self, sharing: Sharing | None, reach: Reach) -> SlotMask:
+    def _mask(self, sharing: Sharing | None, reach: AttentionRange) -> SlotMask:
         """Return the mask of the layers with a reach: a query attends to the positions from the first one of its reach
         to its own."""
         last_BQ1 = self._positions[..., None]

@@ -41,6 +41,6 @@ class JSONText(CallForm):
 
     def certain_text(self, text: str) -> str:
         begin = after_space(text, 0)
-        rest = text[begin:]
-        undecided = not rest or rest.startswith(("{", TAG)) or overlap(rest, TAG) == len(rest)
+        ending = text[begin:]
+        undecided = not ending or ending.startswith(("{", TAG)) or overlap(ending, TAG) == len(ending)
         return "" if undecided else text

@@ -12,8 +12,8 @@ from components.trajectories.reasoning import ReasoningForm
 from components.trajectories.tool_calls import call_id, certain_text_pythonic, read_pythonic
 
 
-class AnswerReader:
-    """How a model's answers are read. `components.trajectories.chat` sets the fields from its chat template."""
+class ResponseReader:
+    """Reader of a model's responses. `components.trajectories.chat` sets the fields from its chat template."""
 
     tokenizer: Any
     end: str
