@@ -62,13 +62,13 @@ def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, tor
             a_RI, b_OR = adapter[key].float(), adapter[key.replace(".lora_A.", ".lora_B.")].float()
             name, layer = _parameter(model, parameters, key.removeprefix(_PREFIX).removesuffix(_A), adapter_dir)
             experts = _experts(layer, name)
-            if a_RI.ndim != 2 or b_OR.ndim != 2 or a_RI.shape[0] != b_OR.shape[1] or a_RI.shape[0] % experts:
+            if a_RI.ndim != 2 or b_OR.ndim != 2 or a_RI.shape[0] != b_OR.shape[1] or a_RI.shape[0] % (experts or 1):
                 raise ArtifactError(
                     f"{adapter_dir} is no plain LoRA of linear layers: for {name}, A is {tuple(a_RI.shape)} and B is "
                     f"{tuple(b_OR.shape)}; expected (rank, inputs) and (outputs, rank)"
                     + (f", both times {experts} experts" if experts > 1 else "")
                 )
-            if experts == 1 and not _is_transposed(layer) and name in base.where:
+            if not experts and not _is_transposed(layer) and name in base.where:
                 weight = weight_of(name, torch.Size([len(b_OR), a_RI.shape[1]]))
                 sums = {name: (torch.addmm(weight.float(), b_OR, a_RI, alpha=scale), weight.dtype)}
             else:
@@ -99,14 +99,14 @@ def _parameter(model: Any, parameters: dict[str, list[str]], path: str, adapter_
 
 
 def _experts(layer: Any, name: str) -> int:
-    """Return the number of experts whose weights are joined in the parameter `name` of a layer; 1 for a matrix."""
+    """Return the number of experts whose weights are joined in the parameter `name` of a layer; 0 for a matrix."""
     shape = layer.get_parameter(name.rpartition(".")[2]).shape
-    return int(shape[0]) if len(shape) == 3 else 1
+    return int(shape[0]) if len(shape) == 3 else 0
 
 
 def _update(layer: Any, experts: int, a_RI: torch.Tensor, b_OR: torch.Tensor) -> torch.Tensor:
     """Return B @ A in the layout of the layer's parameter. Those of joined experts are (E·R, I) and (O, R·E)."""
-    if experts > 1:
+    if experts:
         a_RI, b_OR = a_RI.unflatten(0, (experts, -1)), b_OR.unflatten(1, (-1, experts)).permute(2, 0, 1)
     update = b_OR @ a_RI
     return update.mT.contiguous() if _is_transposed(layer) else update

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from components.models.spec import LoraSpec
 
 ALL_LINEAR = "all-linear"
-_ROUTERS = ("gate", "router")
-"""Names of a router, beside the experts that it chooses."""
-
 _MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """Families in which PEFT adapts no `out_proj`, because kernels read its weight without calling the layer."""
+
+_READ_BY_MAMBA = "dt_proj"
+"""Layer whose weight Mamba multiplies by itself, so that an adapter on it computes nothing."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,10 @@ class Targets:
     """Linear layers: the end of their path if it names no other module, else the whole path."""
     parameters: list[str]
     """Parameters of other layers, named in the same way."""
-    transposed: bool = False
+    transposed: bool
     """True for linear layers that store their weight as (inputs, outputs), as GPT-2's do."""
+    weights: frozenset[str]
+    """Names of all adapted weights."""
 
 
 def resolve(model: Any, lora: LoraSpec) -> Targets:
@@ -71,6 +73,7 @@ def resolve(model: Any, lora: LoraSpec) -> Targets:
         _shortened(modules, (name for name, _ in model.named_modules()), 1),
         _shortened(parameters, (name for name, _ in model.named_parameters()), 2),
         any(type(model.get_submodule(name)).__name__ == "Conv1D" for name in modules),
+        frozenset(parameters | {f"{name}.weight" for name in modules}),
     )
 
 
@@ -134,6 +137,7 @@ def _layers(model: Any) -> tuple[set[str], set[str], set[str], set[str]]:
         if _is_in_router(name.split("."), blocks) and "weight" in _own(module) and module.weight.ndim == 2
     }
     linear = {name for name, module in named.items() if isinstance(module, torch.nn.Linear | Conv1D)} - routers
+    linear = {name for name in linear if not name.endswith(f".{_READ_BY_MAMBA}")}
     if model.config.model_type in _MAMBA:
         linear = {name for name in linear if not name.endswith(".out_proj")}
     head = {name for name, module in model.named_modules() if module is model.get_output_embeddings()}
@@ -141,7 +145,7 @@ def _layers(model: Any) -> tuple[set[str], set[str], set[str], set[str]]:
 
 
 def _is_in_router(path: list[str], blocks: set[str]) -> bool:
-    return any(path[at] in _ROUTERS and ".".join(path[:at]) in blocks for at in range(1, len(path)))
+    return "router" in path or any(path[at] == "gate" and ".".join(path[:at]) in blocks for at in range(1, len(path)))
 
 
 def _selected(layers: set[str], all_linear: set[str], wanted: str | list[str]) -> set[str]:

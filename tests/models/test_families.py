@@ -25,8 +25,17 @@ from components.models.spec import LoraSpec, ModelSpec
 from components.models.stored_names import to_parameters
 from components.models.weights import load_model, prepare
 from tests.algorithms.builders import MODEL, batch, plain_logprobs, train_in
-from tests.models.families import FAMILIES, write
+from tests.algorithms.test_families import EXPECTED as ALL
+from tests.models.families import write
 
+QUICK = [
+    *("deepseek_v3", "ernie4_5_moe", "gemma3", "glm4_moe", "gpt2", "gpt_oss", "minimax_m2", "mixtral", "olmoe"),
+    *("phimoe", "qwen3_moe", "qwen3_next"),
+]
+REFUSED = {
+    "hrm_text": r"adapter of .*gate_proj.* cannot be merged .* hold .*gate_up_proj.weight as \(",
+    "laguna": r"PEFT reads another adapter .*shared_experts",
+}
 IDS = torch.arange(3, 27).unsqueeze(0) * 7 % 250 + 3
 
 
@@ -37,8 +46,9 @@ def folders(tmp_path_factory):
 
 
 def plain(folder):
-    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}  # the others have no float64
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **eager).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model.set_experts_implementation("eager")  # the others have no float64
+    return model
 
 
 @torch.no_grad()
@@ -60,29 +70,31 @@ def perturbed(parameters):
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore")  # PEFT and transformers, of families
+@pytest.mark.parametrize(
+    "family", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*ALL} - {*QUICK, *REFUSED}))]
+)
 def test_every_reader_of_an_adapter_has_the_trained_policy(family, folders, tmp_path):
     base_dir = folders(family)
     adapter = Adapter(plain(base_dir), spec(base_dir), seed=0)
     perturbed(adapter.parameters)
+    adapter.check_base(base_dir)
     adapter.save(tmp_path / "adapter")
     adapter.check_saved(tmp_path / "adapter", base_dir)
     trained = logprobs(adapter.model)
-    assert (trained - logprobs(plain(base_dir))).abs().max() > 1
+    assert (trained - logprobs(plain(base_dir))).abs().max() > 0.01
     torch.testing.assert_close(logprobs(PeftModel.from_pretrained(plain(base_dir), tmp_path / "adapter")), trained)
     trained_weights.merge(base_dir, tmp_path / "adapter", tmp_path / "merged")
     merged = plain(tmp_path / "merged")
-    changed = {
-        name
-        for name, tensor in plain(base_dir).state_dict().items()
-        if not torch.equal(tensor, merged.state_dict()[name])
-    }
+    before, after = plain(base_dir).state_dict(), merged.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
     sampled = to_parameters(base_dir, dict(trained_weights.changed_tensors(base_dir, tmp_path / "adapter")))
     assert changed == sampled.keys()
     assert all(torch.equal(merged.get_parameter(name), tensor) for name, tensor in sampled.items())
-    assert not any(".gate.weight" in name or "router" in name or "vision" in name for name in changed)
-    assert any("experts" in name for name in changed) == (family not in ("gpt2", "gemma3"))
-    torch.testing.assert_close(logprobs(merged), trained, atol=1e-5, rtol=0)
+    assert not any(".gate." in name or ".router." in name or "vision" in name for name in changed)
+    if family != "jetmoe":  # whose experts are layers of its own kind, which are left alone
+        assert any("experts" in name for name in before) == any("experts" in name for name in changed)
+    torch.testing.assert_close(logprobs(merged), trained, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss", "gpt2", "gemma3"])
@@ -143,6 +155,14 @@ def test_named_layers_are_adapted_and_routers_only_on_request(folders):
         trained("qwen3_moe", "experts", dropout=0.1)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", REFUSED)
+def test_an_adapter_that_cannot_be_read_or_merged_is_refused_before_it_is_trained(family, folders):
+    base_dir = folders(family)
+    with pytest.raises(ResourceError, match=REFUSED[family]):
+        Adapter(plain(base_dir), spec(base_dir), seed=0).check_base(base_dir)
+
+
 def test_a_config_that_names_fewer_layers_than_were_trained_ends_the_training(folders, tmp_path):
     """The tensors of the file then have no layer in plain PEFT."""
     base_dir = folders("qwen3_moe")
@@ -155,9 +175,9 @@ def test_a_config_that_names_fewer_layers_than_were_trained_ends_the_training(fo
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "qwen3_moe"])
-def test_four_bits_hold_the_rounded_weights_of_the_language_model(family, folders, tmp_path):
+def test_four_bits_hold_the_rounded_weights_of_the_language_model(family, tmp_path):
     pytest.importorskip("bitsandbytes")
-    base_dir = folders(family)
+    base_dir = write(family, tmp_path / "base", hidden_size=64, intermediate_size=128)
     rounded = prepare(ModelSpec(name=str(base_dir), quantization="nf4"), tmp_path)
     with torch.no_grad():
         stored, computed = (
@@ -171,9 +191,9 @@ def test_four_bits_hold_the_rounded_weights_of_the_language_model(family, folder
     assert not any("vision" in name or "experts" in name for name in changed)
 
 
-def test_layers_in_four_bits_that_peft_adapts_as_parameters_are_refused(folders, tmp_path):
+def test_layers_in_four_bits_that_peft_adapts_as_parameters_are_refused(folders):
     pytest.importorskip("bitsandbytes")
     model = ModelSpec(name=str(folders("deepseek_v3")), quantization="nf4")
-    rounded = load_model(prepare(model, tmp_path), quantization="nf4")
+    rounded = load_model(folders("deepseek_v3"), quantization="nf4")
     with pytest.raises(ResourceError, match=r"model\.quantization: .* in 4 bits \(6 such layers\)"):
         Adapter(rounded, model, seed=0)

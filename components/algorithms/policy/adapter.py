@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from components.errors import ArtifactError
+from components.errors import ArtifactError, ResourceError
 from components.json_text import read_json
 from components.models.fused_lora import fuse
 from components.models.lora import refuse_other_formulas
 from components.models.spec import LoraSpec, ModelSpec
-from components.models.stored_names import skeleton, without_memory
+from components.models.stored_names import skeleton, to_files, without_memory
 from components.models.targets import Targets, resolve
-from components.models.trained_weights import ADAPTER
+from components.models.trained_weights import ADAPTER, shapes
 
 LEARNING, REFERENCE = "default", "reference"
 
@@ -41,7 +42,9 @@ class Adapter:
         self._lora, self._name = spec.lora, spec.name
         self._reference: Path | None = None
         self.names = tuple(names)
-        self._arguments = _peft_arguments(self._lora, resolve(model, self._lora))
+        targets = resolve(model, self._lora)
+        self._arguments = _peft_arguments(self._lora, targets)
+        self._weights = targets.weights
         torch.manual_seed(seed)
         self.model = get_peft_model(model, LoraConfig(**self._arguments), adapter_name=names[0])
         for name in names[1:]:
@@ -102,6 +105,27 @@ class Adapter:
         text = json.dumps(config.to_dict(), indent=2, sort_keys=True, default=sorted)
         (folder / "adapter_config.json").write_text(text + "\n")
 
+    def check_base(self, base_dir: Path) -> None:
+        """Raise ResourceError if an adapter of this model could not be merged into the files of the base, or not be
+        read by plain PEFT."""
+        stored = shapes(base_dir)
+        if self._weights <= stored.keys():
+            return
+        model = skeleton(base_dir)
+        for name in sorted(self._weights):
+            files = to_files(model, {name: model.get_parameter(name).detach()}, stored.keys())
+            if wrong := [file for file, tensor in files.items() if stored.get(file) != tuple(tensor.shape)]:
+                raise ResourceError(
+                    f"model.lora.target_modules: an adapter of {name} cannot be merged into the model's files, which "
+                    f"hold {wrong[0]} as {stored.get(wrong[0], 'no tensor of its own')}. Name other layers"
+                )
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder))
+            try:
+                self.check_saved(Path(folder), base_dir)
+            except ArtifactError as error:
+                raise ResourceError(str(error).removeprefix(f"{folder}: ")) from None
+
     def check_saved(self, folder: Path, base_dir: Path, name: str = LEARNING) -> None:
         """Raise ArtifactError unless plain PEFT, which gets the base model and a folder of `save`, adapts the same
         layers with the same values."""
@@ -110,12 +134,16 @@ class Adapter:
         fresh = PeftModel.from_pretrained(without_memory(skeleton(base_dir)), folder, low_cpu_mem_usage=True)
         tensors, loaded = self.tensors(name), get_peft_model_state_dict(fresh, save_embedding_layers=False)
         differing = tensors.keys() ^ loaded.keys()
-        differing |= {key for key in tensors.keys() & loaded.keys() if not torch.equal(tensors[key].cpu(), loaded[key])}
+        differing |= {
+            key
+            for key in tensors.keys() & loaded.keys()
+            if loaded[key].is_meta or not torch.equal(tensors[key].cpu(), loaded[key])
+        }
         scales, loaded_scales = _scales(self.model, name), _scales(fresh, fresh.active_adapter)
         differing |= {layer for layer in scales.keys() | loaded_scales if scales.get(layer) != loaded_scales.get(layer)}
         if differing:
             raise ArtifactError(
-                f"{folder}: PEFT reads another adapter from it than was trained: {min(differing)} differs, and "
+                f"{folder}: PEFT reads another adapter than was trained: {min(differing)} differs, and "
                 f"{len(differing) - 1} more. Leave these layers out of model.lora.target_modules"
             )
 

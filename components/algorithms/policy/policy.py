@@ -65,6 +65,8 @@ class Policy:
             self._learned = Adapter(self.model, spec, seed)
         else:
             self._learned = self._role_adapters = RoleAdapters(self.model, spec, seed)
+        if isinstance(self._learned, Adapter):
+            self._learned.check_base(base_dir)
         self.model = self._learned.model
         self._set_dropout()
 
