@@ -1,12 +1,6 @@
-"""Tokens of demonstrations that are trained on, with published tokenizers, compared with TRL's training templates.
-
-`ESPALIER_MODELS` names a folder with one folder per tokenizer.
-"""
+"""Tokens of demonstrations that are trained on, with published tokenizers, compared with TRL's training templates."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +8,7 @@ from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
 from tests.trajectories.test_sft_masks import TALKS, TEMPLATES, _masked_by_trl, _trained
 
-REAL = Path(os.environ.get("ESPALIER_MODELS", "/nowhere"))
+pytestmark = pytest.mark.models
 PUBLISHED = [
     ("qwen3", "qwen3"),
     ("qwen3", "qwen3_instruct_2507"),
@@ -26,10 +20,9 @@ PUBLISHED = [
 """Folders of tokenizers, and templates of models that use them."""
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs published tokenizers in ESPALIER_MODELS")
-def test_what_is_trained_on_equals_the_masks_of_trl_with_published_tokenizers(subtests):
+def test_what_is_trained_on_equals_the_masks_of_trl(real_models, subtests):
     for folder, name in PUBLISHED:
-        tokenizer = load_tokenizer(REAL / folder)
+        tokenizer = load_tokenizer(real_models / folder)
         tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
         training, chat = (TEMPLATES / f"{name}_training.jinja").read_text(), ChatFormat(tokenizer)
         for kind, (messages, tools) in TALKS.items():
