@@ -54,7 +54,7 @@ def plain(folder):
 @torch.no_grad()
 def logprobs(model):
     """Return those of the model in float64."""
-    logprobs = torch.log_softmax(model.double()(input_ids=IDS).logits, -1)
+    logprobs = torch.log_softmax(model.double()(input_ids=IDS, use_cache=False).logits, -1)
     model.float()
     return logprobs
 
