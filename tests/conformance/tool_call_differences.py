@@ -197,6 +197,10 @@ def _stripped_keys(text: str, ours: Reading, other: Reading) -> bool:
     return stripped == ours.values
 
 
+def _text_around(text: str, ours: Reading, other: Reading) -> bool:
+    return _damaged(text, ours, other) and (text.strip()[0] != "{" or text.strip()[-1] != "}")
+
+
 def _damaged(text: str, ours: Reading, other: Reading) -> bool:
     return ours.calls is None and other.calls is not None
 
@@ -256,6 +260,7 @@ RULES: tuple[tuple[tuple[str, ...], str, Rule], ...] = (
     (("qwen3_coder",), "a call without <tool_call> before it is text here; vLLM reads it", _without_marker),
     (FAMILIES, "calls of tools that are not offered are read here, and the environment reports them", _not_offered),
     (FAMILIES, "values without a type are JSON where they are JSON here; vLLM has text", _untyped),
+    (("llama3_json",), "text around a call: all is text here; vLLM reads the call and drops the text", _text_around),
     (FAMILIES, "a damaged call is text here, which the model is told; vLLM reads the part that it can", _damaged),
     (PYTHONIC, "infinity and lone surrogates are no JSON: refused here, passed on by vLLM", _no_strict_json),
     (PYTHONIC, "sets, joined and prefixed strings, hexadecimal and grouped numbers: read by vLLM only", _python_only),

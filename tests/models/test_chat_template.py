@@ -148,6 +148,7 @@ def test_chatml_ends_messages_with_a_token_that_the_tokenizer_has(tmp_path):
         prepare(bare(tmp_path / "none", tokenizer), tmp_path / "cache")
 
 
+@pytest.mark.models
 @pytest.mark.skipif(not REAL.is_dir(), reason="ESPALIER_MODELS names no folder of tokenizers")
 def test_real_tokenizers_render_as_by_transformers_with_the_values(tmp_path):
     from transformers import AutoTokenizer
@@ -172,6 +173,7 @@ def test_real_tokenizers_render_as_by_transformers_with_the_values(tmp_path):
             assert chat.render(messages, [], generate=len(messages) != 2) == expected, (name, values)
 
 
+@pytest.mark.models
 @pytest.mark.skipif(not REAL.is_dir(), reason="ESPALIER_MODELS names no folder of tokenizers")
 def test_chatml_on_the_tokenizer_of_a_base_model(tmp_path):
     """gemma-3-270m (base) ends a sequence with `<eos>` and begins it with `<bos>`."""

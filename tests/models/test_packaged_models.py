@@ -17,6 +17,7 @@ REAL = Path(os.environ.get("ESPALIER_MODELS", "/nowhere"))
 PIECES = ["a", "b", " ", "  ", "\n", "\t", "é", "ß", "日", "本", "🙂", "Z", "9", "_", "▁", "<b>", "the ", "ing", "\x00"]
 
 
+@pytest.mark.models
 def test_the_tokenizer_of_gemma_is_the_published_one(tmp_path):
     from transformers import AutoTokenizer
 
