@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from components.environments.service import airline, retail
+from components.trajectories.call_forms import MARKS
 from tests.pumping import texts
 from tests.source import MODULES, parsed
 
@@ -42,8 +43,15 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.rewards.rules.accuracy", "f'\\\\W*({letter})\\\\W*'"): [{"letter": "[ABCDEabcde]"}],
     ("components.rewards.rules.accuracy", "marked"): [{"letter": "[ABCDEabcde]"}],
     ("components.rewards.rules.followed", "f'(?<!\\\\w){re.escape(written.strip())}(?!\\\\w)'"): [{"written": "5"}],
-    ("components.rollout.formats", "start"): [{"tools": True, "names": "find|find_order|a"}],
-    ("components.trajectories.chat", "special"): [{"special": ["<|im_end|>", "<|im_start|>", "</s>", "<unk>"]}],
+    ("components.rollout.formats", "start"): [
+        {"tools": True, "names": "find|find_order|a", "marked": "|".join(map(re.escape, MARKS))}
+    ],
+    ("components.models.targets", "wanted"): [{"wanted": r".*\.(?:q|v)_proj"}],
+    **{
+        ("components.trajectories.call_forms.elements", name): [{"start": ""}, {"start": "｜DSML｜"}]
+        for name in ("head", "argument")
+    },
+    ("components.trajectories.special_tokens", "pattern"): [{"tokens": {"<|im_end|>", "<|im_start|>", "</s>"}}],
     ("flows.stages.base", "input_pattern(declared)"): [{"declared": "[anchored-]scores[+K][-N]"}, {"declared": "*"}],
 }
 """Values of local names, by module and pattern (its source, or the name to which it is assigned)."""
@@ -89,21 +97,28 @@ def _modules() -> list[tuple[str, ast.Module]]:
 
 @functools.cache
 def _calls(tree: ast.Module) -> list[tuple[str, ast.Call, str]]:
-    """Return the package, the call, and the name to which its result is assigned."""
+    """Return the package, the call, and the name or parameter to which its result is assigned."""
     calls = []
     assigned = {
-        id(assignment.value): assignment.targets[0]
+        id(assignment.value): ast.unparse(assignment.targets[0])
         for assignment in ast.walk(tree)
         if isinstance(assignment, ast.Assign)
     }
+    assigned |= {id(node.value): node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = node.func.value
             known = isinstance(owner, ast.Name) and owner.id in ("re", "regex")
             if known and node.func.attr in (*METHODS, "compile"):
-                target = assigned.get(id(node))
-                calls.append((owner.id, node, "" if target is None else ast.unparse(target)))
+                calls.append((owner.id, node, assigned.get(id(node), "")))
     return calls
+
+
+@functools.cache
+def _package(module: str) -> list[ast.Module]:
+    """Return the modules of a package, in which a pattern may be an attribute."""
+    packages = {module, module.rpartition(".")[0]}
+    return [tree for name, tree in _modules() if name == module or name.rpartition(".")[0] in packages]
 
 
 def _uses(module: str, tree: ast.Module) -> Iterator[Use]:
@@ -118,8 +133,10 @@ def _uses(module: str, tree: ast.Module) -> Iterator[Use]:
         if method == "compile":
             applied = {
                 inner.attr
-                for inner in ast.walk(tree)
-                if isinstance(inner, ast.Attribute) and inner.attr in METHODS and ast.unparse(inner.value) == name
+                for other in _package(module)
+                for inner in ast.walk(other)
+                if isinstance(inner, ast.Attribute) and inner.attr in METHODS
+                if ast.unparse(inner.value) in ((name, f"self.{name}") if other is tree else (f"self.{name}",))
             }
             methods = tuple(sorted(applied)) or ("search", "fullmatch", "finditer")  # used elsewhere
         names = vars(importlib.import_module(module))

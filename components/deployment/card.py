@@ -40,6 +40,11 @@ _SELECTED = (
     "the results say.\n"
 )
 
+_KEPT = (
+    "- Prompts keep the reasoning of earlier answers (`model.keep_reasoning`). Espalier's server does so; a server "
+    "that renders the chat template drops it, and the model then reads other prompts than in training.\n"
+)
+
 
 @dataclass(frozen=True)
 class ModelCard:
@@ -202,8 +207,9 @@ class ModelCard:
         if self.heldout:
             basis = f"{self.heldout['after']['rows']:.0f} answers of the same data, which training did not see"
             purpose = "give answers like those of its data"
+        note = _KEPT if self.model.keep_reasoning else ""
         return (
-            f"- Measured on {basis}. This says nothing about other tasks, other tools or real users.\n"
+            f"{note}- Measured on {basis}. This says nothing about other tasks, other tools or real users.\n"
             f"{_SELECTED if self._is_best_of_several else ''}"
             f"- One training run with seed {seed}; other seeds give other policies. The "
             "intervals cover the choice of scenarios, not the choice of the seed.\n"

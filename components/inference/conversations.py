@@ -75,6 +75,8 @@ class Conversations:
                 if between is None:
                     break
                 return answer.tokens + self._encode(between)
+        if self._chat.keeps_reasoning:
+            return self._chat.prompt_ids(messages, request.tools)
         return self._encode(self._chat.render(messages, request.tools, generate=True))
 
     def _answer(self, request: ChatRequest, message: dict[str, Any], key: str) -> _Answer | None:

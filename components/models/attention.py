@@ -46,20 +46,19 @@ def implementation(config: Any) -> str:
     return "sdpa" if getattr(kind, "_supports_sdpa", False) and not capped else "eager"
 
 
-def grouped_attention(
-    module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, s_aux=None, **kwargs
-):
+def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
     """Return (attention output (B, Q, H, D), None). Raises ResourceError for position biases.
 
     query: (B, H, Q, D). key, value: (B, H_kv, K, D). attention_mask: (B, 1, Q, K), True or 0 where attention is
-    allowed, or the result of `trie_attention.mask` or `shared_attention.SlotMask`. softcap: cap of the scores. s_aux:
-    (H,) scores of the sinks.
+    allowed, or the result of `trie_attention.mask` or `shared_attention.SlotMask`. Keywords of some families: softcap,
+    the cap of the scores; s_aux, (H,) scores of the sinks.
     """
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
     from components.models import shared_attention, trie_attention
 
+    softcap, s_aux = kwargs.get("softcap"), kwargs.get("s_aux")
     if kwargs.get("position_bias") is not None:
         raise ResourceError(f"{type(module).__name__} needs attention with position_bias, which is not supported")
     if isinstance(attention_mask, trie_attention.TrieMask | BlockMask):

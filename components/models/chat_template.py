@@ -12,7 +12,6 @@ of a message is also declared as an end of generation, so that servers stop ther
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -21,19 +20,14 @@ from jinja2 import TemplateError
 
 from components.errors import Problem, ResourceError, SpecError
 from components.json_text import read_json
-from components.models.spec import CHATML, LocalModelSpec
+from components.models.chatml import CHATML, chatml
+from components.models.spec import LocalModelSpec
 from components.specs import nearest
+from components.trajectories.chat import ChatFormat
+from components.trajectories.template_options import TemplateOptions
 from components.trajectories.template_variables import variables
 
 FILE = "chat_template.jinja"
-_IM_END = "<|im_end|>"
-_CHATML = """\
-{{- BEGIN -}}
-{%- for message in messages -%}
-{{- '<|im_start|>' ~ message['role'] ~ '\\n' ~ message['content'] ~ END ~ '\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-"""
 
 
 def check(spec: LocalModelSpec, base_dir: Path) -> None:
@@ -54,7 +48,15 @@ def write(spec: LocalModelSpec, tokenizer: Any, out: Path) -> None:
     lines = [f"{{%- set {name} = {name} if {name} is defined else {value} -%}}" for name, value in values]
     path = out / FILE
     path.unlink(missing_ok=True)  # a link to a file of the original model
-    path.write_text("".join([*lines, "{{- '' }}"] if lines else []) + template, encoding="utf-8")
+    options = TemplateOptions(spec.keep_reasoning, spec.call_form).comment()
+    path.write_text("".join([*lines, "{{- '' }}"] if lines else []) + options + template, encoding="utf-8")
+
+
+def check_reasoning(spec: LocalModelSpec, chat: ChatFormat, name: str) -> None:
+    """Raise SpecError for `keep_reasoning` of a model without reasoning. chat: of the model. name: of the model."""
+    if spec.keep_reasoning and chat.reasoning is None:
+        text = f"true: the chat template of {name} knows no reasoning; expected false"
+        raise SpecError([Problem("model.keep_reasoning", text)])
 
 
 def declare_end(out: Path, declared: int | list[int] | None, end: int) -> None:
@@ -65,26 +67,6 @@ def declare_end(out: Path, declared: int | list[int] | None, end: int) -> None:
     path.unlink(missing_ok=True)
     ends = [*ends, *([] if end in ends else [end])]
     path.write_text(json.dumps({**settings, "eos_token_id": ends}, indent=2) + "\n", encoding="utf-8")
-
-
-def chatml(tokenizer: Any) -> str:
-    """Return a ChatML template for a tokenizer. Raises ResourceError if it has no token with which a message can
-    end."""
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    end = _IM_END if _IM_END in special else tokenizer.eos_token
-    if end is None:
-        raise ResourceError(
-            f"model.chat_template = chatml: the tokenizer of {tokenizer.name_or_path} has neither {_IM_END} nor an end "
-            "of sequence; expected the path of a template whose messages end with a special token"
-        )
-    begins = bool(tokenizer.bos_token) and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
-    begin = tokenizer.bos_token if begins else ""
-    return _CHATML.replace("BEGIN", json.dumps(begin)).replace("END", json.dumps(end))
-
-
-def chatml_digest() -> str:
-    """Return the SHA-256 of ChatML, for stage keys."""
-    return hashlib.sha256(_CHATML.encode()).hexdigest()
 
 
 def _own(base_dir: Path) -> str | None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
 
 from components.errors import ArtifactError, Problem, SpecError
+from components.models.chatml import CHATML, chatml_digest
 from components.specs import Spec
 from components.specs.marks import FILES, MODEL
 
@@ -79,11 +80,9 @@ class ArchitectureSpec(Spec):
         return {**self.model_dump(mode="json"), "words": words_digest()}
 
 
-CHATML = "chatml"
-"""`chat_template` of base models."""
 LONGEST_TEMPLATE = 1 << 20
 """Maximum size of a chat template in bytes. Published ones have up to 30 kB."""
-_LATER = ("architecture", "chat_template", "chat_template_kwargs")
+_LATER = ("architecture", "chat_template", "chat_template_kwargs", "call_form", "keep_reasoning")
 """Fields that are left out while they are null or empty, so that they do not change stage keys."""
 
 
@@ -112,6 +111,13 @@ class LocalModelSpec(Spec):
     chat_template_kwargs: dict[str, bool | int | float | str] = {}
     """Values of variables that the chat template reads, such as `{enable_thinking: false}` or `{reasoning_effort:
     low}`. They hold in training, generation and evaluation, and are the defaults of an exported model."""
+    call_form: str | None = None
+    """Form of tool calls, such as `tagged_json`, `json_text` or `pythonic`; null: the one that the chat template
+    writes, or `pythonic`, with the tools in the system message, for a template without a known one."""
+    keep_reasoning: bool = False
+    """True: prompts keep the reasoning of all earlier answers as it was sampled, so that an episode is one history,
+    also where the chat template drops it. It holds in training, generation, evaluation and for an exported model on
+    Espalier's server; other servers drop it."""
 
     @field_validator("chat_template")
     @classmethod
@@ -123,6 +129,16 @@ class LocalModelSpec(Spec):
         if "{{" not in text:
             raise ValueError(f"{CHATML}, or the path of a Jinja template; {value!r} is none")
         return text
+
+    @field_validator("call_form")
+    @classmethod
+    def _known_form(cls, value: str | None) -> str | None:
+        from components.trajectories.call_forms import FORMS
+        from components.trajectories.native_calls import PYTHONIC
+
+        if value is not None and value not in (names := [PYTHONIC, *FORMS]):
+            raise ValueError(f"one of {', '.join(names)}")
+        return value
 
     @field_validator("architecture")
     @classmethod
@@ -137,6 +153,12 @@ class LocalModelSpec(Spec):
         return {name: value for name, value in data.items() if name not in _LATER or value}
 
     @property
+    def changes_template(self) -> bool:
+        """Tell whether the chat template of the model's folder differs from that of the original."""
+        options = self.chat_template, self.chat_template_kwargs, self.call_form, self.keep_reasoning
+        return any(options)
+
+    @property
     def for_tests(self) -> bool:
         """Tell whether it is the tiny model with random weights, which only tests a flow."""
         return self.source == "random" and self.architecture is None
@@ -149,8 +171,6 @@ class LocalModelSpec(Spec):
             raise SpecError([Problem("model.dtype", text)])
         part: dict[str, Any] = {}
         if self.chat_template == CHATML:
-            from components.models.chat_template import chatml_digest
-
             part["chat_template"] = chatml_digest()
         if self.architecture is not None:
             part["architecture"] = self.architecture.key_part()

@@ -28,6 +28,7 @@ from components.errors import ResourceError
 from components.json_text import read_json
 from components.models import chat_template, packaged, quantized, random_weights
 from components.models.attention import CHANGING, CHOSEN, implementation, refuse_by_length
+from components.models.chatml import chatml_digest
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.folder_limits import building, check_config, check_tokenizer
 from components.models.spec import LocalModelSpec, ModelSpec
@@ -87,8 +88,10 @@ def prepare(spec: ModelSpec, cache: Path) -> Path:
         _make_once(target, spec, cache, partial(makers[spec.source], spec))
     if spec.quantization != "none":
         target = _derived(target, f"{spec.quantization}-{spec.dtype}", spec, cache, _round)
-    if spec.chat_template is not None or spec.chat_template_kwargs:
-        digest = json_digest([spec.chat_template, spec.chat_template_kwargs, chat_template.chatml_digest()])
+    if spec.changes_template:
+        options = [spec.call_form, spec.keep_reasoning]
+        parts = [spec.chat_template, spec.chat_template_kwargs, chatml_digest(), *options]
+        digest = json_digest(parts)
         target = _derived(target, f"chat-{digest[:16]}", spec, cache, _with_template)
     return target
 
@@ -108,8 +111,9 @@ def _with_template(spec: ModelSpec, base_dir: Path, out: Path, record: Path) -> 
     for path in filter(Path.is_file, base_dir.iterdir()):
         _place(path, out / path.name)
     chat_template.write(spec, _read_tokenizer(base_dir), out)
-    end = ChatFormat(load_tokenizer(out)).end_id
-    chat_template.declare_end(out, declared_end(base_dir), end)
+    chat = ChatFormat(load_tokenizer(out))
+    chat_template.check_reasoning(spec, chat, base_dir.name)
+    chat_template.declare_end(out, declared_end(base_dir), chat.end_id)
 
 
 def _record(target: Path) -> Path:

@@ -10,7 +10,7 @@ Tools and calls are left to templates that present tools and write calls in a kn
 are written in the pythonic form, `[find_order(order="K482")]` (`components.trajectories.tool_calls`).
 
 Reasoning is a field of its own of an assistant message (`components.trajectories.reasoning`). A template that drops the
-reasoning of earlier turns is not prefix-stable.
+reasoning of earlier turns is not prefix-stable, unless the model's options keep it (`template_options`).
 
 Messages are adapted to the template's restrictions. Without a system role, the system message becomes part of the first
 user message. If user and assistant must alternate, consecutive user and tool messages are merged. A template that reads
@@ -31,6 +31,7 @@ from components.trajectories.plain_messages import merge_user_messages, system_a
 from components.trajectories.reasoning import MARKS, ReasoningForm, reads_reasoning
 from components.trajectories.response_reader import ResponseReader
 from components.trajectories.special_tokens import SpecialTokens
+from components.trajectories.template_options import TemplateOptions
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,10 @@ class ChatFormat(ResponseReader):
         *before, self.end = tokenizer.convert_ids_to_tokens(closing)
         self.end_id = closing[-1]
         self.closing = "".join(before)
-        self.native_calls = NativeCalls(self._template, self.special_tokens, self.closing + self.end)
+        options = TemplateOptions.read(str(tokenizer.get_chat_template()))
+        self.keeps_reasoning = options.keep_reasoning
+        end = self.closing + self.end
+        self.native_calls = NativeCalls(self._template, self.special_tokens, end, options.call_form)
         self.call_form, self.single_call = self.native_calls.form, self.native_calls.single
         self.call_end = self.native_calls.end or self.end
         self.tool_role = "tool" if self.native_tools or self._renders(("user", "assistant", "tool")) else "user"
@@ -180,6 +184,11 @@ class ChatFormat(ResponseReader):
 
     def prompt_ids(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
         """Return the tokens of a conversation up to the start of the next assistant message."""
+        last = max((turn for turn, message in enumerate(messages) if message["role"] == "assistant"), default=None)
+        if self.keeps_reasoning and last is not None:
+            (*_, stream) = self.streams(messages[: last + 1], tools)
+            if (between := self.continuation(messages, tools, last, closed=True)) is not None:
+                return stream.token_ids + self.encode(between)
         return self.encode(self.render(messages, tools, generate=True))
 
     def continuation(
@@ -190,7 +199,11 @@ class ChatFormat(ResponseReader):
 
         closed: True if the sampled tokens end with the end-of-turn token.
         """
+        if self.keeps_reasoning:
+            messages = [{key: message[key] for key in message if key != "reasoning"} for message in messages]
         head, whole = self._render([(messages[:turn], True), (messages, True)], tools)
+        if self.keeps_reasoning and self.reasoning and self.reasoning.opened:
+            head = head.rpartition(self.reasoning.start.rstrip())[0]  # earlier answers have no reasoning
         end = self.end_of(messages[turn])
         cut = whole.find(end, len(head))
         if not whole.startswith(head) or cut < 0:

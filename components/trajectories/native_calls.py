@@ -30,13 +30,16 @@ _CALLS = [
     for index, name in enumerate(("probe", "second"))
 ]
 _READ = [("probe", '{"word": "a"}'), ("second", '{"word": "a"}')]
+PYTHONIC = "pythonic"
+"""Name of the form of templates without calls (`components.trajectories.tool_calls`)."""
 _SYSTEM, _USER, _RESULT = "root", "stem", "leaf"
 
 
 class NativeCalls:
-    """The calls of a chat template. end: text after an assistant message."""
+    """The calls of a chat template. end: text after an assistant message. named: form of the calls; None for the one
+    that the template writes."""
 
-    def __init__(self, template: ChatTemplate, special_tokens: SpecialTokens, end: str):
+    def __init__(self, template: ChatTemplate, special_tokens: SpecialTokens, end: str, named: str | None = None):
         self._template = template
         self._special_tokens = special_tokens
         self._end = end
@@ -44,7 +47,7 @@ class NativeCalls:
         """True if the template reads the arguments of calls as JSON text, as DeepSeek's does."""
         self._short_ids = False
         """True if ids of calls have nine letters, as in Mistral's templates."""
-        self.form = self._form()
+        self.form = FORMS.get(named) if named else self._form()
         """Form of the calls; None if the template does not present tools, has no form that is known, or drops the
         system message or the results after calls, as that of Mistral Nemo."""
         self.single = self.form is not None and not self._writes(2)

@@ -68,7 +68,7 @@ def check_template(subject: Subject) -> PropertyCheck:
         warnings.append(
             f"the template removes reasoning from earlier answers: an episode of {answers} answers with <think> "
             f"becomes {thinking.histories} histories. Training stays exact, but the policy does not read its earlier "
-            "reasoning, and repeated prompts are computed"
+            "reasoning, and repeated prompts are computed. model.keep_reasoning=true keeps it, in one history"
         )
     if refused := _refused(subject.chat):
         figures["demonstrations"] = "refused"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.inference.conversations import Conversations
 from components.inference.protocol import ChatRequest
+from components.trajectories.call_forms import FORMS
+from components.trajectories.convert import to_openai
 from components.trajectories.reasoning import ReasoningForm
-from tests.trajectories.families import FAMILIES, chat_format
+from components.trajectories.template_options import TemplateOptions
+from tests.trajectories.families import FAMILIES, QUESTIONS, Scripted, chat_format, episode, sampled
 from tests.trajectories.test_chat import FIND, TALK, assistant, tool, user
 
 CALL = '<tool_call>\n{"name": "find-order", "arguments": {"order": "K482"}}\n</tool_call>'
@@ -109,3 +114,31 @@ def test_a_template_without_a_place_for_reasoning_gets_it_as_text():
     chat = chat_format(FAMILIES["smollm3"])
     text = chat.render([*TALK[1:2], assistant("Shipped.") | {"reasoning": "K482."}], [], generate=False)
     assert "<think>\nK482.\n</think>\n\nShipped." in text
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
+def test_kept_reasoning_makes_an_episode_one_history(name):
+    """Served again, without the tokens, the prompt is the same."""
+    family = FAMILIES[name]
+    template = TemplateOptions(keep_reasoning=True).comment() + family.template
+    chat = chat_format(replace(family, template=template))
+    engine = Scripted(chat, sampled(family, chat))
+    trajectory = episode(engine)
+    assert trajectory.success
+    (history,) = trajectory.histories
+    assert chat.tokenizer.decode(history.token_ids).count("let me see") == 2 * QUESTIONS
+    messages = [to_openai(message) for message in history.messages[:-1]]
+    served = chat.tokenizer.decode(chat.prompt_ids(messages, trajectory.tools))
+    assert served.split() == chat.tokenizer.decode(engine.said[-1][0]).split()
+    (stream,) = chat.streams([to_openai(message) for message in history.messages], trajectory.tools)
+    assert chat.tokenizer.decode(stream.token_ids).split() == chat.tokenizer.decode(history.token_ids).split()
+
+
+def test_a_form_of_calls_can_be_named():
+    family = FAMILIES["qwen3"]
+    template = TemplateOptions(call_form="pythonic").comment() + family.template
+    chat = chat_format(replace(family, template=template))
+    assert not chat.native_tools
+    assert "Call a tool like this: [find-order(" in chat.render(TALK[:2], [FIND], generate=True)
+    template = TemplateOptions(call_form="function_elements").comment() + family.template
+    assert chat_format(replace(family, template=template)).call_form is FORMS["function_elements"]

@@ -86,18 +86,14 @@ def invoke_elements(prefix: str, section: str) -> ElementForm:
     """Return the form `<PREFIXinvoke name="NAME"><PREFIXparameter name="KEY">VALUE</PREFIXparameter></PREFIXinvoke>` in
     a section of this name."""
     start = re.escape(prefix)
-    return ElementForm(
-        marks=(f"<{section}>",),
-        close=f"</{section}>",
-        head=re.compile(rf'<{start}invoke name="(?P<name>[^"<>]+)">'),
-        argument=re.compile(
-            rf'<{start}parameter name="(?P<key>[^"<>]+)"(?: string="(?P<string>true|false)")?>'
-            rf"(?P<value>(?:(?!<{start}(?:parameter|invoke) name=).)*?)</{start}parameter>",
-            re.DOTALL,
-        ),
-        tail=f"</{prefix}invoke>",
-        section=True,
+    head = re.compile(rf'<{start}invoke name="(?P<name>[^"<>]+)">')
+    argument = re.compile(
+        rf'<{start}parameter name="(?P<key>[^"<>]+)"(?: string="(?P<string>true|false)")?>'
+        rf"(?P<value>(?:(?!<{start}(?:parameter|invoke) name=).)*?)</{start}parameter>",
+        re.DOTALL,
     )
+    marks, close, tail = (f"<{section}>",), f"</{section}>", f"</{prefix}invoke>"
+    return ElementForm(marks, close, head, argument, tail, section=True)
 
 
 def typed_value(text: str, types: list[str]) -> Any:

@@ -16,10 +16,10 @@ from components.trajectories.reasoning import ReasoningForm
 START = "<|start|>assistant"
 ANALYSIS = "<|channel|>analysis<|message|>"
 END, CALL = "<|end|>", "<|call|>"
-_TO = r"\s*to=(?P<{}>[^\s<]+)"
+_TO = r"\s*+to=(?P<{}>[^\s<]++)"
 _HEAD = re.compile(
-    rf"(?:{re.escape(START)})?(?:{_TO.format('before')})?\s*<\|channel\|>(?P<channel>\w+)(?:{_TO.format('after')})?"
-    r"\s*(?:<\|constrain\|>)?\s*\w*\s*<\|message\|>"
+    rf"(?:{re.escape(START)})?(?:{_TO.format('before')})?\s*+<\|channel\|>(?P<channel>\w++)(?:{_TO.format('after')})?"
+    r"\s*+(?:<\|constrain\|>)?\s*+\w*+\s*+<\|message\|>"
 )
 _TOOLS = "functions."
 

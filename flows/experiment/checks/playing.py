@@ -117,10 +117,14 @@ def engine(
 
 
 def template(inference: InferenceSpec, model: ModelSpec) -> Iterator[Problem]:
-    """Check that the engine renders conversations as `model.chat_template` and `model.chat_template_kwargs` say."""
+    """Check that the engine renders conversations as the template and its options say."""
     if model.chat_template is not None and not inference.needs_model:
         text = f"set, but the server of inference={inference.name} renders conversations with its own; expected null"
         yield Problem("model.chat_template", f"{text}, and a server that is started with this template")
+    for name in ("call_form", "keep_reasoning"):
+        if getattr(model, name) and not inference.needs_model:
+            text = f"set, but the server of inference={inference.name} reads answers itself; expected its default"
+            yield Problem(f"model.{name}", text)
     if model.chat_template_kwargs and not inference.loads_policies:
         text = f"set, but a provider of inference={inference.name} has no chat template; expected {{}}"
         yield Problem("model.chat_template_kwargs", f"{text}, and the provider's own parameters in inference.extra")
