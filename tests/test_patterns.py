@@ -165,7 +165,7 @@ def uses():
 def test_patterns_are_found(uses):
     assert len(uses) > 100
     assert {use.place.split(":")[0] for use in uses} >= {
-        "components.rewards.llm.answers", "components.rollout.formats", "components.trajectories.tool_calls",
+        "components.rewards.llm.answers", "components.rollout.formats", "components.trajectories.call_forms.pythonic",
         "components.environments.worlds.shop", "flows.serve",
     }  # fmt: skip
 

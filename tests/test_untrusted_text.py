@@ -29,7 +29,8 @@ from components.rollout.code import _BLOCK
 from components.rollout.formats import ChatActions, Native, React, UnparsedAction
 from components.rollout.observations import clean
 from components.rollout.tool_schemas import misfit
-from components.trajectories.tool_calls import read_pythonic, read_tagged
+from components.trajectories.call_forms import FORMS
+from components.trajectories.call_forms.pythonic import read_pythonic
 
 pytestmark = pytest.mark.security
 
@@ -56,7 +57,7 @@ def _chat(text):
 
 
 READERS = {
-    "tagged calls": read_tagged,
+    "tagged calls": FORMS["tagged_json"].read,
     "pythonic calls": read_pythonic,
     "react": _react,
     "native": _native,

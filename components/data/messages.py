@@ -17,9 +17,9 @@ from typing import Any
 
 from components.data.columns import parsed
 from components.data.examples import RowProblem
+from components.trajectories.call_forms import FORMS
 from components.trajectories.reasoning import THINK
 from components.trajectories.schema import Message, Role, ToolCall
-from components.trajectories.tool_calls import read_tagged
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -184,7 +184,7 @@ def _called(where: str, calls: Any, number: int) -> list[ToolCall]:
 def _tagged(content: str, number: int) -> tuple[str, list[ToolCall]]:
     """Return text and calls of a message with tagged calls. An invalid call stays in the text, as in an episode."""
     try:
-        text, calls = read_tagged(content)
+        text, calls = FORMS["tagged_json"].read(content)
     except (ValueError, RecursionError):
         return content, []
     return text, [ToolCall(f"call_{number}_{index}", *call) for index, call in enumerate(calls)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from components.errors import Problem, SpecError
 from components.inference.json_schemas import with_finite_numbers
-from components.trajectories.tool_calls import WORD
+from components.trajectories.call_forms.pythonic import WORD
 
 WHITESPACE = r"[\x20\x0A]{1,16}"
 """Whitespace between the parts of a JSON text: limited, so that no response consists of it."""

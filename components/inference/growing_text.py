@@ -6,7 +6,7 @@ a prefix of it, whatever is sampled next. So text is held back that may be the b
 - a character: its last bytes are not sampled yet. Decoders write U+FFFD in their place; tokens of single bytes
   (`<0xE2>`) are held back until the next other token, because an invalid byte changes the text of all of them;
 - a stop string;
-- a tool call, or white space around calls (`components.trajectories.tool_calls`). From the first possible call on, the
+- a tool call, or white space around calls (`components.trajectories.call_forms`). From the first possible call on, the
   text is held back until the response ends, because an invalid call makes all of it text. Tagged calls are reported
   as they are sampled, see below;
 - a final response in a template with channels, for which nothing is reported.
@@ -15,7 +15,7 @@ A text completion, or a response that calls no tools, has no calls to hold back.
 
 Tagged calls are reported with their names, and arguments as the finished calls have them. A finished call has the
 arguments as `json.dumps` writes them, whatever spelling the model chose
-(`components.trajectories.tool_calls.read_tagged`). So each token of the JSON text is written that way as soon as later
+(`components.trajectories.call_forms`). So each token of the JSON text is written that way as soon as later
 text cannot change it: characters of a string at once, a number when it has ended.
 
 Until the response ends, no call is certain: a call that is cut or invalid, also a later one, makes all of the response
@@ -41,10 +41,13 @@ from typing import Any
 from components.inference.protocol import CallDelta, ChatRequest
 from components.inference.token_texts import BYTE_TOKEN, BYTES_PER_CHARACTER, INCOMPLETE
 from components.trajectories.call_forms import FORMS
+from components.trajectories.call_forms.marked import overlap
 from components.trajectories.chat import ChatFormat
 from components.trajectories.reasoning import ReasoningForm
-from components.trajectories.tool_calls import CLOSE, OPEN, call_id, overlap
+from components.trajectories.response_reader import call_id
 
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+"""Marks of the form `tagged_json`."""
 _HEAD = re.compile(
     r"""\s*\{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*,"""
     r"""[ \t\n\r]*"arguments"[ \t\n\r]*:[ \t\n\r]*(?=\{)"""

@@ -31,7 +31,7 @@ from components.rollout.observations import clean
 from components.rollout.tool_schemas import misfit
 from components.sandbox import Limits, Sandbox, cells
 from components.sandbox.bubblewrap import check
-from components.trajectories.tool_calls import literal
+from components.trajectories.call_forms.pythonic import literal
 
 _BLOCK = re.compile(r"^```(\w*+)[ \t]*+\n(.*?)(?:^(```)[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 """A block up to its closing line or the end of the text, so that matching takes linear time with unclosed fences."""

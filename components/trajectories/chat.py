@@ -7,7 +7,7 @@ returns None and a new history begins. docs/concepts/trajectories.md lists the m
 
 Tools and calls are left to templates that present tools and write calls in a known form
 (`components.trajectories.call_forms`). For other templates, the system message lists the tools' signatures, and calls
-are written in the pythonic form, `[find_order(order="K482")]` (`components.trajectories.tool_calls`).
+are written in the pythonic form, `[find_order(order="K482")]` (`components.trajectories.call_forms.pythonic`).
 
 Reasoning is a field of its own of an assistant message (`components.trajectories.reasoning`). A template that drops the
 reasoning of earlier turns is not prefix-stable, unless the model's options keep it (`template_options`).

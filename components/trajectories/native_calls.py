@@ -31,7 +31,7 @@ _CALLS = [
 ]
 _READ = [("probe", '{"word": "a"}'), ("second", '{"word": "a"}')]
 PYTHONIC = "pythonic"
-"""Name of the form of templates without calls (`components.trajectories.tool_calls`)."""
+"""Name of the form of templates without calls (`components.trajectories.call_forms.pythonic`)."""
 _SYSTEM, _USER, _RESULT = "root", "stem", "leaf"
 
 
@@ -118,6 +118,8 @@ class NativeCalls:
         text = self._answer(_CALLS[:1], _TOOLS)
         after = after[max(after.find(text[self.form.start(text) :].rstrip()), 0) :]
         for match in self._special_tokens.all(after):
+            if _RESULT in after[: match.start()]:
+                return None
             if _reads(self.form, after[: match.start()], 1):
                 return match[0] if not self._end.endswith(match[0]) and match[0] not in self._end else None
         return None

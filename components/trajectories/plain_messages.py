@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from components.errors import PromptRefused
-from components.trajectories.tool_calls import write_pythonic
+from components.trajectories.call_forms.pythonic import write_pythonic
 
 TOOLS = """{system}
 Tools:

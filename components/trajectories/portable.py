@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import re
 
+from components.trajectories.call_forms.pythonic import WORD
 from components.trajectories.chat import ChatFormat
 from components.trajectories.chat_template import TODAY
 from components.trajectories.plain_messages import DEFAULT_SYSTEM, TOOLS
-from components.trajectories.tool_calls import WORD
 
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.{0,200}?)\1\s*\)""")
 # Blocks are trimmed on both sides. Jinja's sandbox has no mutable lists, so lists are rebuilt; llama.cpp's Jinja cannot

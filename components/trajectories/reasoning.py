@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from components.trajectories.tool_calls import overlap
+from components.trajectories.call_forms.marked import overlap
 
 MARKS = (
     ("<think>", "</think>"),

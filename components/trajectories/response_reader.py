@@ -8,8 +8,13 @@ from typing import Any
 
 from components.trajectories.call_forms.harmony import HarmonyForm
 from components.trajectories.call_forms.marked import CallForm
+from components.trajectories.call_forms.pythonic import certain_text_pythonic, read_pythonic
 from components.trajectories.reasoning import ReasoningForm
-from components.trajectories.tool_calls import call_id, certain_text_pythonic, read_pythonic
+
+
+def call_id(turn: int, index: int) -> str:
+    """Return the id of a call of the response in this turn."""
+    return f"call_{turn}_{index}"
 
 
 class ResponseReader:

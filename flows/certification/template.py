@@ -20,9 +20,9 @@ from components.inference.conversations import Conversations, stop_ids
 from components.inference.protocol import ChatRequest
 from components.rollout.formats import SingleActionFormat
 from components.rollout.recorder import Recorder
+from components.trajectories.call_forms.pythonic import write_pythonic
 from components.trajectories.chat import ChatFormat
 from components.trajectories.reasoning import ReasoningForm
-from components.trajectories.tool_calls import write_pythonic
 from flows.certification.subject import Subject, call_message, tool
 
 NAME = "template"

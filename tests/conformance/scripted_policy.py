@@ -11,8 +11,8 @@ from typing import Any
 from components.inference.conversations import Conversations
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.models.weights import load_model, load_tokenizer
+from components.trajectories.call_forms.pythonic import write_pythonic
 from components.trajectories.chat import ChatFormat
-from components.trajectories.tool_calls import write_pythonic
 
 QUESTION = re.compile(r"What is (\d+) \* (\d+) \+ (\d+), and (\d+) \+ (\d+)\?")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from components.trajectories.call_forms import FORMS
-from components.trajectories.tool_calls import write_pythonic
+from components.trajectories.call_forms.pythonic import write_pythonic
 from tests.conformance.tool_call_texts import KEYS, NUMBERS, PYTHONIC, SEED, WORDS, Call, Text, damaged
 
 ROUNDS = 25

@@ -11,7 +11,7 @@ from typing import Any
 
 from components.deployment.vllm_parsers import PYTHONIC, TOOL_CALLS
 from components.trajectories.call_forms import FORMS
-from components.trajectories.tool_calls import read_pythonic
+from components.trajectories.call_forms.pythonic import read_pythonic
 from tests.conformance.tool_call_forms import TOOLS
 from tests.conformance.tool_call_texts import Text
 

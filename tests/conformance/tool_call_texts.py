@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.trajectories.call_forms import FORMS
-from components.trajectories.tool_calls import write_pythonic
+from components.trajectories.call_forms.pythonic import write_pythonic
 
 Call = tuple[str, dict[str, Any]]
 SEED = 7

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from components.inference.growing_text import GrowingCalls, before_possible_stop, growing_message, text_before
 from components.trajectories.call_forms import FORMS
 from components.trajectories.chat import ChatFormat
-from components.trajectories.tool_calls import read_tagged
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -92,7 +91,7 @@ def test_calls_grow_to_the_arguments_of_the_finished_ones(space, name, arguments
     for called in (arguments, {}, {"again": arguments})[: rng.randrange(1, 4)]:
         call = json.dumps({"name": name, "arguments": called}, **{"ensure_ascii": False} | spelling)
         text += f"{space}<tool_call>{space}{call}{space}</tool_call>" + rng.choice(["", " and", "\n"])
-    finished = read_tagged(text)[1]
+    finished = FORMS["tagged_json"].read(text)[1]
     growing, sent = GrowingCalls(3), []
     for end in range(1, len(text) + 1):
         if rng.random() < 0.7 or end == len(text):
@@ -119,11 +118,11 @@ def test_a_call_is_never_complete_before_the_answer_ends(text, seed):
         with pytest.raises(ValueError):
             json.loads(arguments)
     try:
-        calls = read_tagged(text)[1]
+        calls = FORMS["tagged_json"].read(text)[1]
     except ValueError:
         return
     assert len(sent) == len(calls)
-    pairs = json.loads(re.search(r'"arguments": (.*?)\s*}\s*</tool_call>', text)[1], object_pairs_hook=list)
+    pairs = json.loads(re.search(r'"arguments": (.*?)\s*}\s*</tool_call>', text, re.DOTALL)[1], object_pairs_hook=list)
     if len(pairs) == len(dict(pairs)):
         assert calls[0][1] == sent[0] + "}"
 
@@ -142,7 +141,7 @@ def test_what_a_call_makes_certain():
 
 def test_calls_in_another_order_or_with_other_keys_are_not_reported():
     for text in ('{"arguments": {"a": 1}, "name": "f"}', '{"name": "f", "id": 1, "arguments": {}}', '{"name": "f"}'):
-        assert read_tagged(f"<tool_call>{text}</tool_call>")[1]
+        assert FORMS["tagged_json"].read(f"<tool_call>{text}</tool_call>")[1]
         assert GrowingCalls(0).extend(f"<tool_call>{text}</tool_call>") == []
 
 
@@ -150,7 +149,7 @@ def test_no_call_is_reported_after_another_that_is_not():
     """Its place among the calls of the response would not be certain."""
     first = '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": 1}</tool_call>'
     last = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
-    assert [name for name, _ in read_tagged(first + last)[1]] == ["f", "g"]
+    assert [name for name, _ in FORMS["tagged_json"].read(first + last)[1]] == ["f", "g"]
     assert [delta.name for delta in GrowingCalls(0).extend(first + last)] == ["f"]
 
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.trajectories.tool_calls import read_pythonic, read_tagged, write_pythonic
+from components.trajectories.call_forms import FORMS
+from components.trajectories.call_forms.pythonic import read_pythonic, write_pythonic
 
+read_tagged = FORMS["tagged_json"].read
 unicode = st.text(
     st.characters(exclude_categories=["Cs"]) | st.sampled_from("\"'\\\n[]{}()=,<>🙂é\u2028\0"), max_size=12
 )

@@ -13,7 +13,7 @@ from components.trajectories.call_forms.marked import (
     as_json,
     read_json,
 )
-from components.trajectories.tool_calls import read_pythonic
+from components.trajectories.call_forms.pythonic import read_pythonic
 
 
 class MarkedPythonic(MarkedForm):

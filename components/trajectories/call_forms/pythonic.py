@@ -1,12 +1,9 @@
-"""Parsing and serialization of tool calls in text, in two forms.
+"""The pythonic form of tool calls, `[find_order(order="K482"), check(from="Bern")]`, half the tokens of JSON.
 
-Tagged: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, for chat templates with tool support.
-Pythonic: `[find_order(order="K482"), check(from="Bern")]`, half the tokens. Names and keys may contain dots and dashes
-and may be reserved words of Python; other keys are written `**{"any key": 1}`. Values are JSON values in Python's or
-JSON's spelling; a tuple is a list.
-
-Parsing never evaluates code. Text that starts like a call and is invalid raises ValueError. Arguments are returned as
-strict JSON text: without NaN and lone surrogates.
+It is the form of models whose chat template has none. Names and keys may contain dots and dashes and may be reserved
+words of Python; other keys are written `**{"any key": 1}`. Values are JSON values in Python's or JSON's spelling; a
+tuple is a list. Parsing never evaluates code. Arguments are returned as strict JSON text: without NaN and lone
+surrogates.
 """
 
 from __future__ import annotations
@@ -16,10 +13,8 @@ import json
 import re
 from typing import Any, NoReturn
 
-Calls = list[tuple[str, str]]
-"""Name and arguments (JSON text of a mapping) of each call."""
+from components.trajectories.call_forms.marked import Calls, after_space, as_json
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _LINE = re.compile(r"\n\[(?=\s*+[\w.-]++\s*+\()")
 """Start of a line that may be a list of calls."""
 _LIST_START = re.compile(r"\[\s*+(?:[\w.-]++\s*+(?:\(|\Z)|\Z)")
@@ -28,7 +23,6 @@ _POSSIBLE_LINE = re.compile(rf"\n(?:\Z|{_LIST_START.pattern})")
 """Start of a line that may be, or become, a list of calls."""
 MOST_STARTS = 20
 """Maximum number of lines of a text that are tried as the list of calls."""
-_SPACE = re.compile(r"\s*")
 WORD = re.compile(r"[\w.-]+")
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
 _STRING = re.compile(
@@ -37,34 +31,6 @@ _STRING = re.compile(
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00[0-9a-fA-F]{6}|[0-7]{1,3}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
-
-
-def read_tagged(text: str) -> tuple[str, Calls]:
-    """Return (text without its calls, calls). Raises ValueError if a tag is not followed by a valid call.
-
-    White space between text and calls is dropped; that before the text is kept, as in a text without calls.
-    """
-    calls: Calls = []
-    texts: list[str] = []
-    at = 0
-    while (start := text.find(OPEN, at)) >= 0:
-        begin = _after_space(text, start + len(OPEN))
-        call, end = json.JSONDecoder(parse_constant=_no_number).raw_decode(text, begin)
-        end = _after_space(text, end)
-        if not text.startswith(CLOSE, end):
-            raise ValueError(f"a call must end with {CLOSE}")
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise ValueError("a call needs a name")
-        if "arguments" not in call and len(call) > 1:
-            raise ValueError("a call with other keys than its name needs arguments")
-        calls.append((call["name"], _as_json(call.get("arguments", {}))))
-        texts.append(text[at:start])
-        at = end + len(CLOSE)
-    texts.append(text[at:])
-    if not calls:
-        return text, calls
-    content = "".join(texts).rstrip()
-    return (content if texts[0].strip() else content.lstrip()), calls
 
 
 def read_pythonic(text: str) -> tuple[str, Calls]:
@@ -84,26 +50,9 @@ def read_pythonic(text: str) -> tuple[str, Calls]:
     raise ValueError("no list of calls")
 
 
-def certain_text_tagged(text: str) -> str:
-    """Return the part of a growing text with which the text of `read_tagged`, or the whole text if that raises
-    ValueError, begins, however the text goes on.
-
-    White space at the end, or before the first other text, is undecided: it is kept only in a text without calls.
-    """
-    start = text.find(OPEN)
-    if start < 0:
-        start = len(text) - overlap(text, OPEN)
-    return text[:start].rstrip()
-
-
-def overlap(text: str, string: str) -> int:
-    """Return the length of the longest end of `text` that is a proper prefix of `string`."""
-    longest = min(len(text), len(string) - 1)
-    return next((length for length in range(longest, 0, -1) if text.endswith(string[:length])), 0)
-
-
 def certain_text_pythonic(text: str) -> str:
-    """Return the same for `read_pythonic`."""
+    """Return the part of a growing text with which the text of `read_pythonic`, or the whole text if that raises
+    ValueError, begins, however the text goes on."""
     begin = len(text) - len(text.lstrip())
     if begin == len(text):
         return ""
@@ -111,11 +60,6 @@ def certain_text_pythonic(text: str) -> str:
         return "" if _LIST_START.match(text, begin) else text
     possible = _POSSIBLE_LINE.search(text, begin)
     return text[: possible.start()] if possible else text
-
-
-def call_id(turn: int, index: int) -> str:
-    """Return the id of a call of the response in this turn."""
-    return f"call_{turn}_{index}"
 
 
 def write_pythonic(calls: list[tuple[str, dict[str, Any]]]) -> str:
@@ -142,23 +86,6 @@ def literal(value: Any) -> str:
     return repr(value)
 
 
-def _as_json(arguments: Any) -> str:
-    if not isinstance(arguments, dict):
-        raise ValueError("the arguments of a call are a mapping")
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    text.encode()  # lone surrogates raise UnicodeEncodeError, a ValueError
-    return text
-
-
-def _no_number(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _after_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
-
-
 class _Reader:
     """Parser of a text that is a list of calls. Raises ValueError for any other text."""
 
@@ -172,7 +99,7 @@ class _Reader:
         while not self._accept("]"):
             name = self._match(WORD) or self._fail()
             self._expect("(")
-            calls.append((name, _as_json(self._arguments())))
+            calls.append((name, as_json(self._arguments())))
             self._comma_or("]")
         if self.at < len(self.text) or not calls:
             self._fail()
@@ -238,7 +165,7 @@ class _Reader:
         return mapping
 
     def _match(self, pattern: re.Pattern[str]) -> str | None:
-        begin = _after_space(self.text, self.at)
+        begin = after_space(self.text, self.at)
         match = pattern.match(self.text, begin)
         if match is None:
             return None
@@ -246,7 +173,7 @@ class _Reader:
         return match[0]
 
     def _accept(self, mark: str) -> bool:
-        begin = _after_space(self.text, self.at)
+        begin = after_space(self.text, self.at)
         if not self.text.startswith(mark, begin):
             return False
         self.at = begin + len(mark)
@@ -261,7 +188,7 @@ class _Reader:
         was a comma."""
         if self._accept(","):
             return True
-        if not self.text.startswith(end, _after_space(self.text, self.at)):
+        if not self.text.startswith(end, after_space(self.text, self.at)):
             self._fail()
         return False
 
