@@ -197,7 +197,7 @@ class ChatAnswers(ChunkedAnswers[Increment, ChatCompletion]):
         first = self._shows_ids and "role" in choice["delta"]
         return {**chunk, "prompt_token_ids": answer.prompt_token_ids} if first else chunk
 
-    def usage(self, answers: Sequence[ChatCompletion]) -> dict[str, int]:
+    def usage(self, answers: Sequence[ChatCompletion]) -> dict[str, Any]:
         return usage_of(answers[:1], answers)
 
 

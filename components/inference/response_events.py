@@ -199,7 +199,7 @@ def _response_body(
             "input_tokens": prompt,
             "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0},
             "output_tokens": sampled,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
             "total_tokens": prompt + sampled,
         },
     }

@@ -198,11 +198,13 @@ def rest_of(content: str, sent: str) -> str:
     return content[len(sent) :]
 
 
-def usage_of(prompted: Sequence[Counted], answers: Sequence[Counted]) -> dict[str, int]:
-    """Return the token counts of answers. prompted: one answer to each prompt."""
+def usage_of(prompted: Sequence[Counted], answers: Sequence[Counted]) -> dict[str, Any]:
+    """Return the token counts of answers, those of reasoning among them. prompted: one answer to each prompt."""
     prompt = sum(len(answer.prompt_token_ids) for answer in prompted)
     sampled = sum(len(answer.token_ids) for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    usage = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    reasoning = sum(answer.reasoning_tokens for answer in answers if isinstance(answer, ChatCompletion))
+    return {**usage, "completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else usage
 
 
 class SentCall:
@@ -286,7 +288,7 @@ class ChunkedAnswers(Answers[Part, Complete]):
         self._include_usage = include_usage
 
     @abstractmethod
-    def usage(self, answers: Sequence[Complete]) -> dict[str, int]:
+    def usage(self, answers: Sequence[Complete]) -> dict[str, Any]:
         """Return the token counts."""
 
     def whole(self, answers: Sequence[Complete]) -> Event:

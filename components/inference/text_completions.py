@@ -132,7 +132,7 @@ class CompletionAnswers(ChunkedAnswers[TextIncrement, TextCompletion]):
         super().__init__(choices, head, parsed.body.include_usage)
         self._per_prompt = len(parsed.requests) // parsed.prompts
 
-    def usage(self, answers: Sequence[TextCompletion]) -> dict[str, int]:
+    def usage(self, answers: Sequence[TextCompletion]) -> dict[str, Any]:
         return usage_of(answers[:: self._per_prompt], answers)
 
 

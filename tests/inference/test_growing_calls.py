@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 
 import openai
 import pytest
@@ -45,7 +46,8 @@ class TextEngine:
             await asyncio.sleep(0)
         message = self.chat_format.parse_text(self.text, 0)
         reason = "tool_calls" if message.get("tool_calls") else "stop"
-        return ChatCompletion(message, reason, [1], self.ids, [-0.5] * len(self.ids), self.policy)
+        completion = ChatCompletion(message, reason, [1], self.ids, [-0.5] * len(self.ids), self.policy)
+        return replace(completion, reasoning_tokens=12 if "reasoning" in message else 0)
 
 
 @pytest.mark.parametrize("text", ["", "Let me see: "])
@@ -143,3 +145,4 @@ def test_reasoning_is_a_field_and_an_item_of_its_own(answer):
     thought = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
     assert "".join(thought) == streamed.output[0].content[0].text
     assert again.status == "completed"
+    assert final.usage.output_tokens_details.reasoning_tokens == 12
