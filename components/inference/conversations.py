@@ -113,17 +113,18 @@ class Conversations:
         """Return the response of sampled tokens, and cache it. stops: tokens that end a response."""
         stopped = sampled[-1] in stops
         turn = sum(message["role"] == "assistant" for message in request.messages)
-        text = self._chat.text_of(sampled[:-1] if stopped else sampled)
+        chat = self._chat.after(prompt)
+        text = chat.text_of(sampled[:-1] if stopped else sampled)
         before = text_before(text, request.stop)
         text = text if before is None else before
         if request.form.without_calls:
-            message = self._chat.message_of(text)
+            message = chat.message_of(text)
         else:
-            message = self._chat.parse_text(text, turn, request.tools)
+            message = chat.parse_text(text, turn, request.tools)
         self.record_response(request, message, prompt + sampled)
         ended = stopped or before is not None
         reason = "length" if not ended else "tool_calls" if message.get("tool_calls") else "stop"
-        reasoning = self._chat.reasoning_tokens(sampled) if message.get("reasoning") is not None else 0
+        reasoning = chat.reasoning_tokens(sampled) if message.get("reasoning") is not None else 0
         return ChatCompletion(
             message,
             reason,

@@ -285,7 +285,7 @@ def growing_message(
 
 
 def growing_response(chat: ChatFormat, request: ChatRequest) -> GrowingText:
-    """Return the growing text of the response to a request."""
+    """Return the growing text of the response to a request. chat: for its prompt (`ResponseReader.after`)."""
     turn = sum(message["role"] == "assistant" for message in request.messages)
     return growing_message(chat, request.stop, turn, calls=not request.form.without_calls, tools=request.tools)
 

@@ -114,7 +114,7 @@ class ChatFormat(ResponseReader):
         for start, end in MARKS:
             if start in source or end in source:
                 head = self._render([([{"role": "user", "content": "a"}], True)], [])[0]
-                return ReasoningForm(start, end, opened=head.rstrip().endswith(start.rstrip()))
+                return ReasoningForm(start, end, opened=False).after(head)
         return None
 
     def _renders(self, roles: tuple[str, ...], which: int = -1) -> bool:
@@ -202,7 +202,7 @@ class ChatFormat(ResponseReader):
         if self.keeps_reasoning:
             messages = [{key: message[key] for key in message if key != "reasoning"} for message in messages]
         head, whole = self._render([(messages[:turn], True), (messages, True)], tools)
-        if self.keeps_reasoning and self.reasoning and self.reasoning.opened:
+        if self.keeps_reasoning and self.reasoning and self.reasoning.after(head).opened:
             head = head.rpartition(self.reasoning.start.rstrip())[0]  # earlier answers have no reasoning
         end = self.end_of(messages[turn])
         cut = whole.find(end, len(head))
@@ -281,11 +281,13 @@ class ChatFormat(ResponseReader):
         """Return the last message as the response to a prompt that opens reasoning, if the template renders the message
         without reasoning: as one with reasoning, or else with the marks around it. None if the prompt opens none."""
         form, message = self.reasoning, messages[-1]
-        if form is None or not form.opened:
+        if form is None:
             return None
         reasoning, place = message.get("reasoning") or "", "(reasoning)"
         shown = [*messages[:-1], {**message, "reasoning": place}]
         head, whole, bare = self._render([(messages[:-1], True), (shown, False), (messages, False)], tools)
+        if not form.after(head).opened:
+            return None
         body = self._body(head, whole, message)
         if body is not None and body.startswith(place):
             return body.replace(place, reasoning, 1)

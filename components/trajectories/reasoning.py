@@ -6,7 +6,8 @@ Calls and content are read after its end only: a call that the model weighs and 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from components.trajectories.call_forms.marked import overlap
 
@@ -37,6 +38,10 @@ class ReasoningForm:
     end: str
     opened: bool
     """True if the prompt ends with the start mark, so that the answer begins within the reasoning."""
+
+    def after(self, prompt: str) -> Self:
+        """Return the form of the answer to a prompt. Gemma 4's prompts end with the start mark after results only."""
+        return replace(self, opened=prompt.rstrip().endswith(self.start.rstrip()))
 
     def split(self, text: str) -> tuple[str | None, str]:
         """Return reasoning and the text after it. Reasoning without an end, such as that of a response that was cut

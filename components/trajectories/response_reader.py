@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from components.trajectories.call_forms.harmony import HarmonyForm
 from components.trajectories.call_forms.marked import CallForm
@@ -32,7 +33,7 @@ class ResponseReader:
     channel: str
     """Special tokens before a final response that the model samples itself; empty for most templates."""
     reasoning: ReasoningForm | None
-    """Marks of the model's reasoning; None if its template knows none."""
+    """Marks of the model's reasoning, as after a question; None if its template knows none."""
     renders_reasoning: bool
     """True if the template reads reasoning from a field of messages; otherwise it gets it as part of the content."""
     call_form: CallForm | None
@@ -57,6 +58,15 @@ class ResponseReader:
     def end_of(self, message: dict[str, Any]) -> str:
         """Return the special token that ends a message."""
         return self.call_end if message.get("tool_calls") else self.end
+
+    def after(self, prompt: Sequence[int]) -> Self:
+        """Return the reader of responses to a prompt, which may end with the start of their reasoning."""
+        if self.reasoning is None:
+            return self
+        last = prompt[-2 * len(self.reasoning.start) :]
+        reader = copy.copy(self)
+        reader.reasoning = self.reasoning.after(str(self.tokenizer.decode(last, skip_special_tokens=False)))
+        return reader
 
     def parse(self, token_ids: list[int], turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the assistant message of sampled tokens. An invalid call stays in the content, where the environment

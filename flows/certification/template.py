@@ -163,7 +163,7 @@ def written(chat: ChatFormat, message: dict[str, Any], prompt: list[int], tools:
     text = "\n".join(parts)
     if not (calls and chat.harmony):
         text = chat.channel + text
-    marks = chat.reasoning or ReasoningForm("<think>", "</think>", opened=False)
+    marks = chat.after(prompt).reasoning or ReasoningForm("<think>", "</think>", opened=False)
     if thought or marks.opened:
         text = marks.write(thought, text).removeprefix(marks.start if marks.opened else "")
     return text

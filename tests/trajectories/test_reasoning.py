@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.inference.conversations import Conversations
+from components.inference.growing_text import growing_response
 from components.inference.protocol import ChatRequest
+from components.inference.transformers.sampling import ReasoningLimit
 from components.trajectories.call_forms import FORMS
 from components.trajectories.convert import to_openai
 from components.trajectories.reasoning import ReasoningForm
@@ -100,6 +102,32 @@ def test_a_client_need_not_send_reasoning_back(qwen3, client_keeps):
     text = qwen3.tokenizer.decode(later)
     assert "Look it up." not in text, "Qwen 3 drops reasoning once the user speaks again"
     assert later == qwen3.prompt_ids([*talk, result, user("Thanks.")], [FIND])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_prompt_may_begin_the_reasoning_after_results_only(keep):
+    """As Gemma 4's: what the model weighs there is no call, neither while it is sampled nor when it is complete."""
+    family = FAMILIES["qwen3"]
+    template = TemplateOptions(keep_reasoning=keep).comment() + family.template
+    head = "{% if add_generation_prompt and messages[-1].role == 'tool' %}{{ '<think>\n' }}{% endif %}"
+    chat = chat_format(replace(family, template=template + head))
+    conversations, tokens, talk = conversation(chat, True)
+    request = ChatRequest([*talk, tool("shipped") | {"tool_call_id": talk[1]["tool_calls"][0]["id"]}], [FIND])
+    prompt = conversations.prompt(request)
+    assert prompt[: len(tokens)] == tokens
+    assert chat.tokenizer.decode(prompt).endswith("<|im_start|>assistant\n<think>\n")
+    thought = chat.encode(f"Call {CALL}? No.")
+    sampled = [*thought, *chat.encode("\n</think>\n\nShipped."), chat.end_id]
+    answer = conversations.completion(request, prompt, sampled, [0.0] * len(sampled), frozenset([chat.end_id]))
+    expected = {"role": "assistant", "content": "Shipped.", "reasoning": f"Call {CALL}? No."}
+    assert answer.message == expected
+    assert len(thought) < answer.reasoning_tokens < len(sampled)
+    growing = growing_response(chat.after(prompt), request)
+    assert (growing.extend(thought), growing.reasoning, growing.calls) == ("", f"Call {CALL}? No.", [])
+    assert ReasoningLimit(chat.after(prompt), 3).next_token(thought) == chat.encode("\n</think>")[0]
+    (*_, stream) = chat.streams([*request.messages, answer.message], [FIND])
+    shown = stream.token_ids[slice(*stream.spans[-1])]
+    assert chat.tokenizer.decode(shown) == chat.tokenizer.decode(sampled), "as a demonstration"
 
 
 def test_a_demonstration_with_reasoning_has_the_tokens_that_the_model_would_sample(qwen3):

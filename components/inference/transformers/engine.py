@@ -205,13 +205,9 @@ class TransformersEngine:
         if isinstance(request, TextRequest):
             row.scores_prompt = request.scores_prompt
             row.growing = GrowingText(self.tokenizer, request.stop) if request.listener else None
-        elif request.listener:
-            row.growing = growing_response(self.format, request)
         if isinstance(request, ChatRequest) and request.form.constrained:
             row.matcher = await self._grammars.matcher(request.form, request.tools)
             self._require_policy(request)
-        elif isinstance(request, ChatRequest) and (most := request.sampling.max_thinking_tokens) is not None:
-            row.reasoning = ReasoningLimit(self.format, most)
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
         elif self._task.get_loop() is not loop:
@@ -328,6 +324,8 @@ class TransformersEngine:
                 row.prompt, row.limit = self._prompt(row.request)
                 if isinstance(row.request, TextRequest):
                     row.added_tokens = added_tokens(self.tokenizer, row.request.prompt, row.prompt)
+                else:
+                    self._read(row, row.request)
                 row.change = LogitEditor.of(row.request.change, self._vocabulary)
             except (EngineError, SpecError) as error:
                 row.error = error
@@ -339,6 +337,15 @@ class TransformersEngine:
         if failed:
             self._waiting = [row for row in self._waiting if row.error is None]
         return failed
+
+    def _read(self, row: Row, request: ChatRequest) -> None:
+        """Set what reads the response of a row while it grows. Raises SpecError for a limit of reasoning that the model
+        lacks."""
+        chat = self.format.after(row.prompt)
+        if request.listener:
+            row.growing = growing_response(chat, request)
+        if row.matcher is None and (most := request.sampling.max_thinking_tokens) is not None:
+            row.reasoning = ReasoningLimit(chat, most)
 
     def _prompt(self, request: ChatRequest | TextRequest) -> tuple[list[int], int]:
         """Return the tokens of the prompt, and the maximum number of tokens to sample."""

@@ -88,6 +88,7 @@ def truncate(logps_V: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 class ReasoningLimit:
     """Limit of the reasoning of one response: the tokens of its end are added if it is unfinished after `most` tokens.
+    chat: for its prompt (`ResponseReader.after`).
 
     Raises SpecError for a chat template without reasoning.
     """

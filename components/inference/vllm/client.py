@@ -56,7 +56,7 @@ class Increments:
         self._request = request
         self._prompt = prompt
         self._loop = asyncio.get_running_loop()
-        self._growing: GrowingText | None = growing_response(chat, request)
+        self._growing: GrowingText | None = growing_response(chat.after(prompt), request)
 
     def add(self, sampled: Sampled) -> None:
         """Report sampled tokens, from any thread."""
