@@ -75,11 +75,9 @@ class ResponseReader:
         return self.parse_text(self.text_of(token_ids), turn, tools)
 
     def text_of(self, token_ids: list[int]) -> str:
-        """Return the text of sampled tokens, without the end of the turn and earlier channels."""
+        """Return the text of sampled tokens, without the end of the turn."""
         body = token_ids[:-1] if token_ids and token_ids[-1] in self.end_ids else token_ids
-        text = str(self.tokenizer.decode(body, skip_special_tokens=False))
-        text = text.rpartition(self.channel)[2] if self.channel and not self.harmony else text
-        return text.removesuffix(self.closing)
+        return str(self.tokenizer.decode(body, skip_special_tokens=False)).removesuffix(self.closing)
 
     def reasoning_tokens(self, token_ids: list[int]) -> int:
         """Return the number of leading tokens of a response that are reasoning, with the marks around it."""
@@ -94,7 +92,7 @@ class ResponseReader:
     def parse_text(self, text: str, turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the assistant message of a text (`parse`)."""
         message = self.message_of(text)
-        answer = self.reasoning.split(text)[1] if self.reasoning else text
+        _, answer = self._split(text)
         try:
             content, calls = self.call_form.read(answer, tools) if self.call_form else read_pythonic(answer)
         except (ValueError, RecursionError):
@@ -111,10 +109,15 @@ class ResponseReader:
 
     def message_of(self, text: str) -> dict[str, Any]:
         """Return the assistant message of a text without calls: reasoning and content."""
-        reasoning, content = self.reasoning.split(text) if self.reasoning else (None, text)
-        content = self.call_form.plain(content) if self.call_form else content
+        reasoning, answer = self._split(text)
+        content = self.call_form.plain(answer) if self.call_form else answer
         message: dict[str, Any] = {"role": "assistant", "content": content}
         return message if reasoning is None else message | {"reasoning": reasoning}
+
+    def _split(self, text: str) -> tuple[str | None, str]:
+        """Return reasoning, None without any, and the answer after it, without earlier channels."""
+        reasoning, answer = self.reasoning.split(text) if self.reasoning else (None, text)
+        return reasoning, answer.rpartition(self.channel)[2] if self.channel and not self.harmony else answer
 
     def certain_text(self, text: str) -> str:
         """Return the part of a growing text with which the content of its message begins, however the text goes on."""

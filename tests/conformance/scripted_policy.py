@@ -42,7 +42,7 @@ class ScriptedPolicy:
             raise
         tokens = [*self.chat_format.encode(text), self.chat_format.end_id]
         turn = sum(message["role"] == "assistant" for message in request.messages)
-        message = self.chat_format.parse(tokens, turn)
+        message = self.chat_format.parse(tokens, turn, request.tools)
         logprobs = await asyncio.to_thread(self._logprobs, prompt, tokens, request.sampling.temperature)
         self.conversations.record_response(request, message, prompt + tokens)
         self.sampled.append(tokens)

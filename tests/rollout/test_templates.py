@@ -77,7 +77,7 @@ def test_each_history_begins_with_what_the_template_says(formats, name):
     for tokens, message in zip(
         learned, [message for message in messages if message["role"] == "assistant"], strict=True
     ):
-        found = chat.parse(tokens, 0)
+        found = chat.parse(tokens, 0, trajectory.tools)
         assert found["content"].split() == message["content"].split()
         assert [call["function"] for call in found.get("tool_calls", [])] == [
             call["function"] for call in message.get("tool_calls", [])

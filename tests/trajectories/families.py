@@ -496,7 +496,7 @@ class Scripted:
         tokens = self.script[len(self.said)]
         logprobs = [-(1 + len(self.said) + index / 1000) for index in range(len(tokens))]
         turn = sum(message["role"] == "assistant" for message in request.messages)
-        message = self.chat_format.parse(tokens, turn)
+        message = self.chat_format.parse(tokens, turn, request.tools)
         self.conversations.record_response(request, message, prompt + tokens)
         self.said.append((prompt, tokens, logprobs))
         return ChatCompletion(message, "stop", prompt, tokens, logprobs, self.policy)

@@ -161,6 +161,14 @@ def test_a_growing_text_shows_what_the_whole_text_has(name, pieces, cut):
         assert [(function, json.loads(arguments)) for function, arguments in ended] == result[1][: len(ended)]
 
 
+def test_an_object_is_a_call_only_where_tools_are_offered():
+    """Llama's calls have no marker: without tools, an object with name and parameters is an answer in JSON."""
+    text = WRITTEN["json_text"]
+    assert FORMS["json_text"].read(text) == (text, [])
+    assert len(FORMS["json_text"].read(text, TOOLS)[1]) == 1
+    assert [FORMS["json_text"].start(space + text) for space in ("", "\n\n")] == [0, 2]
+
+
 def test_values_have_the_types_of_their_parameters():
     """Forms that write values as plain text: a text of digits is a number only where the parameter is one."""
 

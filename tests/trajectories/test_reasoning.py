@@ -9,19 +9,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.inference.conversations import Conversations
-from components.inference.growing_text import growing_response
+from components.inference.growing_text import growing_message, growing_response
 from components.inference.protocol import ChatRequest
 from components.inference.transformers.sampling import ReasoningLimit
 from components.trajectories.call_forms import FORMS
 from components.trajectories.convert import to_openai
 from components.trajectories.reasoning import ReasoningForm
 from components.trajectories.template_options import TemplateOptions
-from tests.trajectories.families import FAMILIES, QUESTIONS, Scripted, chat_format, episode, sampled
+from tests.trajectories.families import FAMILIES, QUESTIONS, Family, Scripted, chat_format, episode, sampled
 from tests.trajectories.test_chat import FIND, TALK, assistant, tool, user
 
 CALL = '<tool_call>\n{"name": "find-order", "arguments": {"order": "K482"}}\n</tool_call>'
 THINK = ReasoningForm("<think>", "</think>", opened=False)
 OPENED = ReasoningForm("<think>", "</think>", opened=True)
+COMMAND_A = Family(
+    "Command A Reasoning",
+    r"""
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|CHATBOT_TOKEN|>' }}
+        {%- if message.thinking %}{{- '<|START_THINKING|>' + message.thinking + '<|END_THINKING|>' }}{%- endif %}
+        {{- '<|START_RESPONSE|>' + message.content + '<|END_RESPONSE|>' }}
+    {%- else %}{{- '<|USER_TOKEN|>' + message.content }}
+    {%- endif %}
+    {{- '<|END_OF_TURN_TOKEN|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|CHATBOT_TOKEN|>' }}{%- endif %}""",
+    tuple(
+        f"<|{name}|>"
+        for name in (
+            *("CHATBOT_TOKEN", "USER_TOKEN", "END_OF_TURN_TOKEN", "START_RESPONSE", "END_RESPONSE"),
+            *("START_THINKING", "END_THINKING"),
+        )
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +96,20 @@ def test_a_growing_text_shows_the_reasoning_and_the_answer_of_the_whole_text(for
     if start is not None:
         assert start == form.answer_start(text)
         assert content.startswith(text[start:cut].lstrip("\n") if start else text[:cut])
+
+
+def test_reasoning_before_a_channel_of_the_answer():
+    """Command A samples the mark of its response itself. What precedes the mark is no part of the answer, except for
+    its reasoning."""
+    chat = chat_format(COMMAND_A)
+    assert (chat.channel, chat.closing) == ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    thought = chat.encode("<|START_THINKING|>Why?<|END_THINKING|>")
+    tokens = [*thought, *chat.encode("<|START_RESPONSE|>Bern.<|END_RESPONSE|>"), chat.end_id]
+    message = {"role": "assistant", "content": "Bern.", "reasoning": "Why?"}
+    assert (chat.parse(tokens, 0), chat.reasoning_tokens(tokens)) == (message, len(thought))
+    growing = growing_message(chat, ())
+    streamed = [(growing.extend([token]), growing.reasoning) for token in tokens[:-1]]
+    assert ["".join(parts) for parts in zip(*streamed, strict=True)] == ["", "Why?"]
 
 
 def conversation(qwen3, client_keeps: bool):

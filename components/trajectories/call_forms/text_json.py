@@ -10,14 +10,14 @@ TAG = "<|python_tag|>"
 
 class JSONText(CallForm):
     """An answer that is a call has no other text, so an answer with text around an object is no call. Neither is an
-    object without name and parameters, such as an answer in JSON."""
+    object without name and parameters, such as an answer in JSON, nor any object where no tools are offered."""
 
     with_text = False
 
     def read(self, text: str, tools: Tools = ()) -> tuple[str, Calls]:
         at = after_space(text, 0)
         tagged = text.startswith(TAG, at)
-        if not tagged and not text.startswith("{", at):
+        if not tools or not (tagged or text.startswith("{", at)):
             return text, []
         at = at + len(TAG) if tagged else at
         calls: Calls = []
@@ -33,7 +33,7 @@ class JSONText(CallForm):
             at += text[at] == ";"
 
     def start(self, text: str) -> int:
-        return min(place for mark in (TAG, "{", "") if (place := text.find(mark)) >= 0)
+        return min((place for mark in (TAG, "{") if (place := text.find(mark)) >= 0), default=len(text))
 
     def ended_calls(self, text: str, tools: Tools = ()) -> Calls:
         """Return no calls: later text may show that the answer is none."""
