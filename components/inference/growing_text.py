@@ -41,7 +41,7 @@ from typing import Any
 from components.inference.protocol import CallDelta, ChatRequest
 from components.inference.token_texts import BYTE_TOKEN, BYTES_PER_CHARACTER, INCOMPLETE
 from components.trajectories.call_forms import FORMS
-from components.trajectories.call_forms.marked import overlap
+from components.trajectories.call_forms.marked import MarkedForm, overlap
 from components.trajectories.chat import ChatFormat
 from components.trajectories.reasoning import ReasoningForm
 from components.trajectories.response_reader import call_id
@@ -177,23 +177,42 @@ class GrowingObject:
 
 class EndedCalls:
     """The calls of a growing response whose form does not show their arguments as JSON: each is reported when it has
-    ended. turn: part of their ids."""
+    ended. turn: part of their ids.
 
-    def __init__(self, turn: int, chat: ChatFormat, tools: Sequence[dict[str, Any]]):
-        self._turn, self._chat, self._tools = turn, chat, tools
+    The form reads them only after one of its ends, such as `</tool_call>`, has arrived. An argument may contain it:
+    such a call is read again when it has grown by a quarter, so that all readings take linear time.
+    """
+
+    def __init__(self, turn: int, chat: ChatFormat, form: MarkedForm, tools: Sequence[dict[str, Any]]):
+        self._turn, self._chat, self._form, self._tools = turn, chat, form, tools
+        self._at: int | None = None
+        """Place after the calls that have ended; None while the response reasons."""
+        self._searched = 0
+        """Number of characters that are searched for an end."""
+        self._ended = False
+        """True if an end has arrived since the last reading."""
+        self._again = 0
+        """Number of characters from which on the calls are read again."""
         self._reported = 0
 
     def extend(self, text: str) -> list[CallDelta]:
-        """Return the calls that have ended, and had not before. text: the whole text so far."""
-        start = self._chat.answer_start(text)
-        if start is None or self._chat.call_form is None:
+        """Return the calls that have ended, and had not before, without the last brace. text: the whole text so far."""
+        if self._at is None:
+            self._at = self._chat.answer_start(text)
+        if self._at is None:
             return []
-        calls = self._chat.call_form.ended_calls(text[start:], self._tools)
-        first, self._reported = self._reported, len(calls)
-        return [
-            CallDelta(call_id(self._turn, index), name, arguments, index)
-            for index, (name, arguments) in enumerate(calls[first:], first)
+        begin, self._searched = self._searched, len(text)
+        self._ended |= any(text.find(end, max(begin - len(end) + 1, self._at)) >= 0 for end in self._form.ends)
+        if not self._ended or len(text) < self._again:
+            return []
+        calls, self._at = self._form.ended_calls(text, self._tools, self._at)
+        self._ended, self._again = False, len(text) + (len(text) - self._at) // 4
+        first, self._reported = self._reported, self._reported + len(calls)
+        deltas = [
+            CallDelta(call_id(self._turn, index), name, arguments[:-1], index)
+            for index, (name, arguments) in enumerate(calls, first)
         ]
+        return [delta for delta in deltas if delta.index == 0 or not self._chat.single_call]
 
 
 class GrowingText:
@@ -279,8 +298,8 @@ def growing_message(
     growing_calls: GrowingCalls | EndedCalls | None = None
     if chat.call_form is FORMS["tagged_json"] and not chat.channel:
         growing_calls = GrowingCalls(turn, chat.answer_start)
-    elif chat.call_form is not None and not chat.channel:
-        growing_calls = EndedCalls(turn, chat, tools)
+    elif isinstance(chat.call_form, MarkedForm) and not chat.channel:
+        growing_calls = EndedCalls(turn, chat, chat.call_form, tools)
     return GrowingText(chat.tokenizer, stop, chat.certain_text, growing_calls, chat.reasoning)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import random
@@ -224,3 +225,56 @@ def test_text_that_cannot_be_a_call_is_not_held_back(native):
     for text in ("<tool_call>{}", "[f(x=1)]", "\n \n"):
         growing = growing_message(chat, (), calls=False)
         assert (growing.extend(chat.encode(text)), growing.calls) == (text, [])
+
+
+CALLED = {
+    "function_elements": "<tool_call><function=f><parameter=x>\n{}\n</parameter></function></tool_call>",
+    "gemma": '<|tool_call>call:f{{x:<|"|>{}<|"|>}}<tool_call|>',
+    "mistral": '[TOOL_CALLS]f[ARGS]{{"x": "{}"}}',
+}
+"""A call as forms write it whose calls are reported when they have ended."""
+
+
+def marked_chat(form: str) -> ChatFormat:
+    chat = copy.copy(chat_of("bytes", True))
+    chat.call_form = FORMS[form]
+    return chat
+
+
+def test_calls_that_have_ended_grow_to_the_finished_ones_without_their_last_brace(subtests):
+    """A broken call after them makes all of the response text, so none may be complete before it ends."""
+    for form, call in CALLED.items():
+        for broken in (False, True):
+            with subtests.test(form=form, broken=broken):
+                chat = marked_chat(form)
+                text = "Look. " + call.format("a") + call.format("</tool_call> } ]") + call.format("b")
+                growing, sent = growing_message(chat, ()), []
+                for token in chat.encode(text[:-2] + "?" if broken else text):
+                    growing.extend([token])
+                    sent += growing.calls
+                finished = chat.call_form.read(text)[1]
+                assert [part.arguments + "}" for part in sent] == [arguments for _, arguments in finished][: len(sent)]
+                assert [part.id for part in sent] == ["call_0_0", "call_0_1", "call_0_2"][: 2 if broken else 3]
+
+
+def test_a_single_call_is_reported_without_those_that_make_it_text():
+    chat = marked_chat("gemma")
+    chat.single_call = True
+    growing = growing_message(chat, ())
+    growing.extend(chat.encode(CALLED["gemma"].format("a") * 2))
+    assert [(part.index, part.arguments) for part in growing.calls] == [(0, '{"x": "a"')]
+
+
+def test_a_growing_call_is_read_in_linear_time(monkeypatch):
+    """Not for each token, nor for each end within an argument."""
+    chat, read = marked_chat("function_elements"), []
+    inner = type(chat.call_form).read_calls
+    monkeypatch.setattr(
+        type(chat.call_form), "read_calls", lambda form, text, *at: (read.append(len(text)), inner(form, text, *at))[1]
+    )
+    text = CALLED["function_elements"].format("</tool_call>" * 200)
+    growing, sent = growing_message(chat, ()), []
+    for token in chat.encode(text):
+        growing.extend([token])
+        sent += growing.calls
+    assert sum(read) < 8 * len(text)

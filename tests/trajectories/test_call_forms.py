@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.trajectories.call_forms import FORMS, MARKS
+from components.trajectories.call_forms.marked import MarkedForm
 
 
 def function_tool(name: str, **parameters):
@@ -135,6 +136,19 @@ def test_a_misspelled_end_makes_no_longer_argument():
     assert read("key_value_elements", key) is None
 
 
+def test_a_repeated_or_damaged_key_makes_a_call_invalid():
+    """Otherwise one of its values would be lost."""
+    texts = {
+        "gemma": ['{x:1,x:2}', '{<|"|>x<|"|>:1,x:2}', '{<|"|>a<|"|> <|"|>b<|"|>:1}'],
+        "function_elements": ["<parameter=x>1</parameter><parameter=x>2</parameter>"],
+    }
+    around = {"gemma": "<|tool_call>call:f{}<tool_call|>", "function_elements": "<tool_call><function=f>{}</function></tool_call>"}
+    for name, damaged in texts.items():
+        for text in damaged:
+            assert read(name, around[name].format(text)) is None, text
+    assert read("gemma", around["gemma"].format('{<|"|>a b<|"|>:1}')) == ("", [("f", {"a b": 1})])
+
+
 def test_text_without_calls_is_unchanged():
     texts = ("", "It is [shipped].", " {} and <b>\n", '{"answer": 3, "name": "x", "why": ""}' + "!", "\n\n")
     for name in FORMS:
@@ -156,8 +170,9 @@ def test_a_growing_text_shows_what_the_whole_text_has(name, pieces, cut):
     form, result = FORMS[name], read(name, text)
     content = result[0] if result else text
     assert content.startswith(form.certain_text(text[:cut]))
-    if result:
-        ended = form.ended_calls(text[:cut], TOOLS)
+    if result and isinstance(form, MarkedForm):
+        ended, at = form.ended_calls(text[:cut], TOOLS)
+        ended += form.ended_calls(text, TOOLS, at)[0]
         assert [(function, json.loads(arguments)) for function, arguments in ended] == result[1][: len(ended)]
 
 
@@ -174,6 +189,8 @@ def test_values_have_the_types_of_their_parameters():
 
     def value(schema, text):
         offered = [function_tool("f", x=schema)] if schema else []
+        for tool in offered:
+            tool["function"]["parameters"]["$defs"] = {"a/b": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}
         call = f"<tool_call><function=f><parameter=x>\n{text}\n</parameter></function></tool_call>"
         return json.loads(FORMS["function_elements"].read(call, offered)[1][0][1])["x"]
 
@@ -187,5 +204,12 @@ def test_values_have_the_types_of_their_parameters():
         ({"type": "integer"}, "three", "three"),
         ({"enum": ["1", "2"]}, "1", "1"),
         (None, "3", 3),
+        ({"$ref": "#/$defs/a~1b"}, "3", "3"),
+        ({"anyOf": [{"$ref": "#/$defs/a%7E1b"}, {"type": "null"}]}, "3", "3"),
+        ({"$ref": "#/$defs/loop"}, "3", 3),
+        ({"$ref": "#/$defs/none"}, "3", 3),
+        ({"$ref": "https://example.com/schema"}, "3", 3),
+        ({"enum": 5, "anyOf": 5, "type": [["string"]], "$ref": 5}, "3", 3),
+        (["string"], "3", 3),
     ]
     assert [value(schema, text) for schema, text, _ in cases] == [expected for *_, expected in cases]

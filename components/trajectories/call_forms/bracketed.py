@@ -33,6 +33,7 @@ class MistralForm(MarkedForm):
     """`[TOOL_CALLS]` before a list of calls in JSON, or before each call as `NAME[ARGS]{...}`."""
 
     marks = ("[TOOL_CALLS]",)
+    close = ""
     _head = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]|(?=\{))")
     _list = JSONForm(("[TOOL_CALLS]",), "", listed=True)
 

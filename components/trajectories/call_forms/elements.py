@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from components.trajectories.call_forms.marked import CONSTANTS, Calls, MarkedForm, Tools, after_space, as_json, expect
 
@@ -44,24 +46,24 @@ class ElementForm(MarkedForm):
             if head is None:
                 raise ValueError("a call needs a name")
             name, at = head["name"].strip(), head.end()
-            schemas = _schemas(tools, name)
+            types = parameter_types(tools, name)
             arguments: dict[str, Any] = {}
             while argument := self.argument.match(text, after_space(text, at)):
                 key = argument["key"].strip()
                 if not key or key in arguments:
                     raise ValueError(f"argument {key!r} is empty or occurs twice")
-                arguments[key] = self._value(argument, schemas.get(key))
+                arguments[key] = self._value(argument, types(key))
                 at = argument.end()
             calls.append((name, as_json(arguments)))
             if self.tail:
                 at = expect(text, at, self.tail)
         return calls, expect(text, at, self.close)
 
-    def _value(self, argument: re.Match[str], schema: Any) -> Any:
+    def _value(self, argument: re.Match[str], types: list[str]) -> Any:
         string = argument.groupdict().get("string")
         if string == "true":
             return argument["value"]
-        return typed_value(argument["value"], ["json"] if string == "false" else list(_types(schema)))
+        return typed_value(argument["value"], ["json"] if string == "false" else types)
 
 
 FUNCTION_ELEMENTS = ElementForm(
@@ -129,26 +131,48 @@ def _spelled(text: str) -> Any:
     return CONSTANTS.get(text, _NO_VALUE)
 
 
-def _schemas(tools: Tools, name: str) -> dict[str, Any]:
-    """Return the schemas of a tool's parameters, by name."""
-    for tool in tools:
-        if tool["function"]["name"] == name:
-            properties = (tool["function"].get("parameters") or {}).get("properties")
-            return properties if isinstance(properties, dict) else {}
-    return {}
+MOST_SCHEMAS = 1000
+"""Maximum number of schemas that are read for the types of a parameter: those of other people refer to themselves."""
 
 
-def _types(schema: Any) -> Iterator[str]:
-    """Yield the types that a schema allows; none if it does not say."""
-    if not isinstance(schema, dict):
-        return
-    kind = schema.get("type")
-    yield from [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else ()
-    for value in schema.get("enum") or ([schema["const"]] if "const" in schema else []):
-        yield _TYPE_NAMES.get(type(value), "string")
-    for key in ("anyOf", "oneOf", "allOf"):
-        for part in schema.get(key) or ():
-            yield from _types(part)
+def parameter_types(tools: Tools, name: str) -> Callable[[str], list[str]]:
+    """Return a function from a parameter of this tool to the types that its schema allows; none if it does not say."""
+    function = next((tool["function"] for tool in tools if tool["function"]["name"] == name), {})
+    root = function.get("parameters")
+    properties = _mapping(_mapping(root).get("properties"))
+    return lambda key: _types(properties.get(key), root)
+
+
+def _types(schema: Any, root: Any) -> list[str]:
+    """Return the types that a schema allows, also by references (`#/$defs/...`) within `root`. What is no JSON schema
+    says nothing."""
+    types: list[str] = []
+    schemas = [schema]
+    for part in itertools.islice(iter(schemas), MOST_SCHEMAS):
+        if not isinstance(part, dict):
+            continue
+        kind = part.get("type")
+        types += [name for name in (kind if isinstance(kind, list) else [kind]) if isinstance(name, str)]
+        values = part["enum"] if isinstance(part.get("enum"), list) else [part["const"]] if "const" in part else []
+        types += [_TYPE_NAMES.get(type(value), "string") for value in values]
+        for key in ("anyOf", "oneOf", "allOf"):
+            schemas += part[key] if isinstance(part.get(key), list) else []
+        if "$ref" in part:
+            schemas.append(_referenced(part["$ref"], root))
+    return types
+
+
+def _referenced(reference: Any, root: Any) -> Any:
+    """Return the part of a schema to which a JSON pointer (RFC 6901) refers; None if there is none."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    for key in unquote(reference).split("/")[1:]:
+        root = _mapping(root).get(key.replace("~1", "/").replace("~0", "~"))
+    return root
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 _TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array", dict: "object"}

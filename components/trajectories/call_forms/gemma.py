@@ -10,7 +10,7 @@ from components.trajectories.call_forms.marked import CONSTANTS, Calls, MarkedFo
 
 QUOTE = '<|"|>'
 _HEAD = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*(?=\{)")
-_KEY = re.compile(r"\s*(?:<\|\"\|>(?P<quoted>.*?)<\|\"\|>|(?P<bare>[^\s:,{}\[\]<]+))\s*:", re.DOTALL)
+_KEY = re.compile(r"\s*(?:<\|\"\|>(?P<quoted>(?:(?!<\|\"\|>).)*+)<\|\"\|>|(?P<bare>[^\s:,{}\[\]<]+))\s*:", re.DOTALL)
 _TEXT = re.compile(r"\s*<\|\"\|>(.*?)<\|\"\|>", re.DOTALL)
 _BARE = re.compile(r"\s*([^\s,{}\[\]<]+)")
 _MARK = re.compile(r"\s*([,{}\[\]])")
@@ -21,13 +21,14 @@ class GemmaForm(MarkedForm):
     """Calls with a mapping whose keys are bare words and whose texts stand between `<|"|>`."""
 
     marks = ("<|tool_call>",)
+    close = "<tool_call|>"
 
     def read_calls(self, text: str, at: int, tools: Tools) -> tuple[Calls, int]:
         head = _HEAD.match(text, at)
         if head is None:
             raise ValueError("a call needs a name and arguments")
         arguments, end = _value(text, head.end(), 0)
-        return [(head["name"], as_json(arguments))], expect(text, end, "<tool_call|>")
+        return [(head["name"], as_json(arguments))], expect(text, end, self.close)
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
@@ -51,8 +52,10 @@ def _mapping(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
         key = _KEY.match(text, at)
         if key is None:
             raise ValueError(f"no key at character {at}")
-        value, at = _value(text, key.end(), depth + 1)
-        mapping[key["quoted"] if key["quoted"] is not None else key["bare"]] = value
+        name = key["quoted"] if key["quoted"] is not None else key["bare"]
+        if name in mapping:
+            raise ValueError(f"key {name!r} occurs twice")
+        mapping[name], at = _value(text, key.end(), depth + 1)
         at = _after_comma(text, at)
     return mapping, end
 

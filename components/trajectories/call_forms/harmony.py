@@ -52,10 +52,6 @@ class HarmonyForm(CallForm):
     def start(self, text: str) -> int:
         return 0
 
-    def ended_calls(self, text: str, tools: Tools = ()) -> Calls:
-        """Return no calls: the end of the answer is the end of its call."""
-        return []
-
     def certain_text(self, text: str) -> str:
         head = _HEAD.match(text)
         if head is None or head["channel"] != "final" or head["before"] or head["after"]:

@@ -40,10 +40,6 @@ class CallForm(ABC):
         """Return the place of the first call in a text that has calls."""
 
     @abstractmethod
-    def ended_calls(self, text: str, tools: Tools = ()) -> Calls:
-        """Return the calls of a growing text that have ended."""
-
-    @abstractmethod
     def certain_text(self, text: str) -> str:
         """Return the part of a growing text with which the text of `read`, or the whole text if that raises ValueError,
         begins, however the text goes on."""
@@ -55,6 +51,13 @@ class MarkedForm(CallForm):
 
     marks: tuple[str, ...]
     """Alternatives of the marker."""
+    close: str
+    """Marker after the calls; empty if they end with their JSON text."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Alternatives of the text with which calls end."""
+        return (self.close,) if self.close else ("}", "]")
 
     @abstractmethod
     def read_calls(self, text: str, at: int, tools: Tools) -> tuple[Calls, int]:
@@ -79,16 +82,17 @@ class MarkedForm(CallForm):
         place = self._next(text, 0)
         return place[0] if place else len(text)
 
-    def ended_calls(self, text: str, tools: Tools = ()) -> Calls:
+    def ended_calls(self, text: str, tools: Tools = (), at: int = 0) -> tuple[Calls, int]:
+        """Return the calls of a growing text from `at` on that have ended, and the place from which on later text can
+        add others."""
         calls: Calls = []
-        at = 0
         while (start := self._next(text, at)) is not None:
             try:
                 read, at = self.read_calls(text, start[1], tools)
             except (ValueError, RecursionError):
-                break
+                return calls, start[0]
             calls += read
-        return calls
+        return calls, max(at, len(text) - max(overlap(text, mark) for mark in self.marks))
 
     def _next(self, text: str, at: int) -> tuple[int, int] | None:
         """Return start and end of the next marker."""

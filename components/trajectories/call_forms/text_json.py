@@ -35,10 +35,6 @@ class JSONText(CallForm):
     def start(self, text: str) -> int:
         return min((place for mark in (TAG, "{") if (place := text.find(mark)) >= 0), default=len(text))
 
-    def ended_calls(self, text: str, tools: Tools = ()) -> Calls:
-        """Return no calls: later text may show that the answer is none."""
-        return []
-
     def certain_text(self, text: str) -> str:
         begin = after_space(text, 0)
         ending = text[begin:]
