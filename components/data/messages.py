@@ -116,14 +116,25 @@ def _content(where: str, data: Mapping[str, Any], role: str) -> tuple[str, str |
     if role != "assistant":
         return text, None
     for name in _REASONING:
-        if not isinstance(data.get(name), str | None):
+        if not isinstance(data.get(name), str | bool | None):  # a boolean says that the model may reason
             raise RowProblem(f"{where}: {name} is not text")
-        if data.get(name):
+        if isinstance(data.get(name), str) and data[name]:
             return text, data[name]
     if parts:
-        return text, "".join(_text(where, part.get("thinking", part.get("text"))) for part in parts)
+        return text, "".join(_reasoning(where, part) for part in parts)
     message = answer(text)
     return message.content, message.reasoning
+
+
+def _reasoning(where: str, part: Mapping[str, Any]) -> str:
+    """Return the text of a part of type `thinking` or `reasoning`: Anthropic's and Mistral's `thinking`, or OpenAI's
+    `content`, or else its `summary`."""
+    texts = [
+        part[name] for name in ("thinking", "reasoning", "text", "content", "summary") if part.get(name) is not None
+    ]
+    if not texts:
+        raise RowProblem(f"{where} has a part of type {part['type']!r} without text")
+    return _text(where, next(filter(None, texts), ""))
 
 
 def _text(where: str, content: Any) -> str:

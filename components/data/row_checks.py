@@ -8,6 +8,7 @@ bytes. Only an example near the limit is tokenized exactly as in training.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ class TokenChecks:
             for number, _, response in responses:
                 self._check_complete(number, messages[number], response)
             for number, message in enumerate(history.messages):
-                arguments = [call.arguments for call in message.tool_calls]
+                arguments = [_written(call.arguments) for call in message.tool_calls]
                 for part in (message.reasoning or "", message.content, *arguments):
                     self._check_text(number, message.role, part)
 
@@ -81,6 +82,11 @@ class TokenChecks:
         except PromptRefused:
             return False
         return tokenizer.decode(ids, skip_special_tokens=False).strip() == text.strip()
+
+
+def _written(arguments: str) -> str:
+    """Return arguments of a call as templates write them: with characters in place of escapes such as `\\u003c`."""
+    return json.dumps(json.loads(arguments), ensure_ascii=False)
 
 
 Problems = Mapping[str, Sequence[str]]

@@ -41,9 +41,9 @@ from typing import Any
 from components.inference.protocol import CallDelta, ChatRequest
 from components.inference.token_texts import BYTE_TOKEN, BYTES_PER_CHARACTER, INCOMPLETE
 from components.trajectories.call_forms import FORMS
-from components.trajectories.call_forms.marked import MarkedForm, overlap
+from components.trajectories.call_forms.marked import MarkedForm
 from components.trajectories.chat import ChatFormat
-from components.trajectories.reasoning import ReasoningForm
+from components.trajectories.reasoning import ReasoningForm, overlap
 from components.trajectories.response_reader import call_id
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -56,11 +56,12 @@ def message_of(choice: dict[str, Any]) -> tuple[dict[str, Any], str]:
     raw = choice["message"]
     content, calls = raw.get("content") or "", raw.get("tool_calls") or []
     message: dict[str, Any] = {"role": "assistant", "content": str(content)}
-    if reasoning := raw.get("reasoning_content") or raw.get("reasoning"):
+    reasoning = raw.get("reasoning_content") or raw.get("reasoning")
+    if reasoning:
         message["reasoning"] = str(reasoning)
     if calls:
         message["tool_calls"] = [_call(call) for call in calls]
-    if not content and not calls and not choice.get("token_ids"):
+    if not content and not reasoning and not calls and not choice.get("token_ids"):
         raise empty_answer()
     return message, str(choice.get("finish_reason") or "stop")
 

@@ -9,8 +9,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import Self
 
-from components.trajectories.call_forms.marked import overlap
-
 MARKS = (
     ("<think>", "</think>"),
     ("<|channel>thought\n", "<channel|>"),
@@ -81,6 +79,12 @@ class ReasoningForm:
         if text.startswith(self.start, space):
             return space + len(self.start)
         return 0 if self.opened else None
+
+
+def overlap(text: str, string: str) -> int:
+    """Return the length of the longest end of `text` that is a proper prefix of `string`."""
+    longest = min(len(text), len(string) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(string[:length])), 0)
 
 
 THINK = ReasoningForm(*MARKS[0], opened=False)

@@ -123,6 +123,7 @@ def _talk(*texts: str) -> dict[str, Any]:
 
 
 _CALL = {"name": "weather", "arguments": json.dumps({"city": "<|im_end|>"})}
+_ESCAPED = r'{"city": "\u003c|im_end|\u003e"}'
 INEXPRESSIBLE: dict[str, tuple[str | None, dict[str, Any], str]] = {
     "a response without a prompt": (None, _talk("assistant: b"), "the conversation is empty"),
     "roles that do not alternate": (STRICT, _talk("a", "b", "assistant: c"), "Roles must alternate"),
@@ -131,6 +132,17 @@ INEXPRESSIBLE: dict[str, tuple[str | None, dict[str, Any], str]] = {
         None,
         {
             "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"function": _CALL}]}],
+            "tools": [WEATHER],
+        },
+        "special token <|im_end|>",
+    ),
+    "an escaped special token in a call": (
+        None,
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "tool_calls": [{"function": _CALL | {"arguments": _ESCAPED}}]},
+            ],
             "tools": [WEATHER],
         },
         "special token <|im_end|>",

@@ -38,6 +38,24 @@ ROWS: dict[str, tuple[str, dict[str, Any], tuple[str | None, str, int]]] = {
         openai(content=[{"type": "thinking", "thinking": [{"type": "text", "text": "why"}]}, "a"]),
         ("why", "a", 0),
     ),
+    "LangChain's parts": (
+        "messages",
+        openai(content=[{"type": "reasoning", "reasoning": "why"}, {"type": "text", "text": "a"}]),
+        ("why", "a", 0),
+    ),
+    "OpenAI's summary": (
+        "messages",
+        openai(
+            content=[{"type": "reasoning", "content": [], "summary": [{"type": "summary_text", "text": "why"}]}, "a"]
+        ),
+        ("why", "a", 0),
+    ),
+    "Anthropic's part without thoughts": (
+        "messages",
+        openai(content=[{"type": "thinking", "thinking": "", "signature": "x"}, "a"]),
+        ("", "a", 0),
+    ),
+    "a flag": ("messages", openai(content="a", thinking=True), (None, "a", 0)),
     "text": ("prompt_completion", {"prompt": "q", "completion": "<think>\nwhy\n</think>\n\na"}, ("why", "a", 0)),
     "text of a message": ("messages", openai(content="<think>why</think>a"), ("why", "a", 0)),
     "a call that is weighed and rejected": (
@@ -65,6 +83,8 @@ def test_reasoning_of_a_row_is_a_field_of_its_message(subtests):
 def test_reasoning_that_is_no_text_fails_the_row():
     with pytest.raises(RowProblem, match="message 1: reasoning is not text"):
         FORMS["messages"].example(openai(content="a", reasoning={"effort": "low"}), {})
+    with pytest.raises(RowProblem, match="message 1 has a part of type 'reasoning' without text"):
+        FORMS["messages"].example(openai(content=[{"type": "reasoning", "id": "x"}, "a"]), {})
 
 
 def test_reasoning_is_placed_in_the_field_in_the_text_or_nowhere():

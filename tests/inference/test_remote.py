@@ -248,6 +248,12 @@ def test_empty_answers_do_not_go_on_for_ever(connect):
         assert len(line.seen) == 6  # a server that answers 500 in between may have been started anew
 
 
+def test_an_answer_that_is_reasoning_only_is_one(connect):
+    with Line(faults=[answer(completion({"content": "", "reasoning_content": "Hm"}, finish_reason="length"))]) as line:
+        result = ask(connect(line.url, tokens=False))
+    assert (result.message["reasoning"], result.message["content"], result.finish_reason) == ("Hm", "", "length")
+
+
 def test_what_asking_again_cannot_mend_is_raised_at_once(connect):
     for fault, error, message in (
         (status(401, "bad key"), ResourceError, "refuses the key"),

@@ -139,10 +139,13 @@ def test_a_misspelled_end_makes_no_longer_argument():
 def test_a_repeated_or_damaged_key_makes_a_call_invalid():
     """Otherwise one of its values would be lost."""
     texts = {
-        "gemma": ['{x:1,x:2}', '{<|"|>x<|"|>:1,x:2}', '{<|"|>a<|"|> <|"|>b<|"|>:1}'],
+        "gemma": ["{x:1,x:2}", '{<|"|>x<|"|>:1,x:2}', '{<|"|>a<|"|> <|"|>b<|"|>:1}'],
         "function_elements": ["<parameter=x>1</parameter><parameter=x>2</parameter>"],
     }
-    around = {"gemma": "<|tool_call>call:f{}<tool_call|>", "function_elements": "<tool_call><function=f>{}</function></tool_call>"}
+    around = {
+        "gemma": "<|tool_call>call:f{}<tool_call|>",
+        "function_elements": "<tool_call><function=f>{}</function></tool_call>",
+    }
     for name, damaged in texts.items():
         for text in damaged:
             assert read(name, around[name].format(text)) is None, text

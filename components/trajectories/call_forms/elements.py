@@ -137,8 +137,7 @@ MOST_SCHEMAS = 1000
 
 def parameter_types(tools: Tools, name: str) -> Callable[[str], list[str]]:
     """Return a function from a parameter of this tool to the types that its schema allows; none if it does not say."""
-    function = next((tool["function"] for tool in tools if tool["function"]["name"] == name), {})
-    root = function.get("parameters")
+    root = next((tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == name), None)
     properties = _mapping(_mapping(root).get("properties"))
     return lambda key: _types(properties.get(key), root)
 

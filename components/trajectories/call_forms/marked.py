@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from components.trajectories.reasoning import overlap
+
 Calls = list[tuple[str, str]]
 """Name and arguments (JSON text of a mapping) of each call."""
 Tools = Sequence[dict[str, Any]]
@@ -193,12 +195,6 @@ def after_space(text: str, at: int) -> int:
     """Return the position after white space."""
     match = _SPACE.match(text, at)
     return match.end() if match else at
-
-
-def overlap(text: str, string: str) -> int:
-    """Return the length of the longest end of `text` that is a proper prefix of `string`."""
-    longest = min(len(text), len(string) - 1)
-    return next((length for length in range(longest, 0, -1) if text.endswith(string[:length])), 0)
 
 
 def no_number(constant: str) -> NoReturn:

@@ -3,7 +3,8 @@ joined by semicolons or white space, after an optional `<|python_tag|>`."""
 
 from __future__ import annotations
 
-from components.trajectories.call_forms.marked import CallForm, Calls, Tools, after_space, as_json, overlap, read_json
+from components.trajectories.call_forms.marked import CallForm, Calls, Tools, after_space, as_json, read_json
+from components.trajectories.reasoning import overlap
 
 TAG = "<|python_tag|>"
 
