@@ -162,7 +162,12 @@ def test_text_without_calls_is_unchanged():
 @pytest.mark.parametrize("name", FORMS)
 @given(
     pieces=st.lists(
-        st.sampled_from([*MARKS, *WRITTEN.values(), "</tool_call>", "<tool_", "[", "{", '"', " ", "\n", "a", "ü"]),
+        st.sampled_from(
+            [
+                *(*MARKS, *WRITTEN.values(), "</tool_call>", "<tool_", "[", "{", '"', " ", "\n", "a", "ü"),
+                *("<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "<|end|>", "<|start|>assistant"),
+            ]
+        ),
         max_size=5,
     ),
     cut=st.integers(0, 400),

@@ -112,6 +112,36 @@ def test_reasoning_before_a_channel_of_the_answer():
     assert ["".join(parts) for parts in zip(*streamed, strict=True)] == ["", "Why?"]
 
 
+def test_no_message_of_harmony_is_lost():
+    """Reasoning is all analysis, content all others; a message to a recipient is a call or is shown as text. Streams
+    report the beginnings of both."""
+    chat = chat_format(FAMILIES["gpt_oss"])
+    analysis, final = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+    said = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    find = " to=functions.find-order<|channel|>commentary json<|message|>"
+    next_one = "<|end|><|start|>assistant"
+    cases = {
+        f"{said}{final}Bern": (None, "I look.\nBern", "I look.\nBern"),
+        f"{analysis}a{next_one}{said}{analysis}b{next_one}{final}Bern": ("a\nb", "I look.\nBern", "I look.\nBern"),
+        f"{final}Bern<|end|> and more": (None, "Bern\n and more", "Bern"),
+        f"{final}Bern{next_one}{find}{{}}": (None, "Bern\nto=functions.find-order {}", "Bern"),
+        f"{said}{find}{{bad}}": (None, "I look.\nto=functions.find-order {bad}", ""),
+        f"{analysis}a{next_one}{find}{{": ("a", "to=functions.find-order {", ""),
+        "<|channel|>analysis to=python code<|message|>print(1)": (None, "to=python print(1)", ""),
+        f"{analysis}a{next_one}<|channel|>fin": ("a", "", ""),
+        "Bern": (None, "Bern", ""),
+    }
+    for text, (reasoning, content, streamed) in cases.items():
+        message = chat.parse_text(text, 0, [FIND])
+        assert (message.get("reasoning"), message["content"], "tool_calls" in message) == (reasoning, content, False)
+        assert chat.message_of(text) == message
+        growing = growing_message(chat, (), tools=[FIND])
+        parts = [(growing.extend([token]), growing.reasoning) for token in chat.encode(text)]
+        assert ["".join(part) for part in zip(*parts, strict=True)] == [streamed, reasoning or ""], text
+    (call,) = chat.parse_text(f"{said}{find}{{}}", 0, [FIND])["tool_calls"]
+    assert call["function"] == {"name": "find-order", "arguments": "{}"}
+
+
 def conversation(qwen3, client_keeps: bool):
     """Conversations with a cached response that reasons, and its message as a client has it."""
     conversations = Conversations(qwen3, 10_000)
