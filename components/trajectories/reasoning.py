@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Self
 
+from components.trajectories.schema import Message
+
 MARKS = (
     ("<think>", "</think>"),
     ("<|channel>thought\n", "<channel|>"),
@@ -89,3 +91,12 @@ def overlap(text: str, string: str) -> int:
 
 THINK = ReasoningForm(*MARKS[0], opened=False)
 """Reasoning in the text of a message."""
+
+
+def with_reasoning(message: Message, text: str) -> str:
+    """Return the text of a message after its reasoning, which is written as `<think>...</think>`; without the end mark
+    if the response was cut off while it reasoned."""
+    if message.reasoning is None:
+        return text
+    ended = text.strip() or message.tool_calls or message.finish_reason not in (None, "length")
+    return THINK.write(message.reasoning, text) if ended else f"{THINK.start}\n{message.reasoning}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from components.data.examples import DataExample, RowProblem
 from components.data.forms import FORMS
+from components.data.forms.writing import sharegpt_value
 from components.trajectories.schema import History, Message, Scenario, ToolCall, Trajectory
 
 TAGGED = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
@@ -98,6 +100,14 @@ def test_reasoning_is_placed_in_the_field_in_the_text_or_nowhere():
     assert placed("drop")[:2] == (None, "a")
     assert len({placed(place)[2].content() for place in ("field", "text", "drop")}) == 3
     assert len({placed(place)[2].text() for place in ("field", "drop")}) == 2, "compared with similar rows"
+
+
+def test_reasoning_that_is_cut_off_is_exported_without_an_end():
+    cut = Message("assistant", "", reasoning="why", finish_reason="length")
+    assert [sharegpt_value(cut), sharegpt_value(replace(cut, content="a"))] == [
+        "<think>\nwhy",
+        "<think>\nwhy\n</think>\n\na",
+    ]
 
 
 def test_exported_reasoning_is_imported_again(subtests):

@@ -78,6 +78,10 @@ class TestTags:
         sample.histories[0].messages[-1].reasoning = "a"
         assert judged(Tags(["think", "answer"]), sample)[0].reward == 1.0
         assert judged(Tags(["answer"]), sample)[0].reward == 1.0
+        sample.histories[0].messages[-1] = Message("assistant", "", reasoning="never ends", finish_reason="length")
+        assert judged(Tags(["think"]), sample)[0].explanation == "<think> is missing, not closed, or not in its place"
+        sample.histories[0].messages[-1].finish_reason = "stop"
+        assert judged(Tags(["think"]), sample)[0].reward == 1.0
 
     def test_empty_ones_may_be_allowed(self):
         assert of(Tags(["think"], filled=False), "<think></think>").reward == 1.0

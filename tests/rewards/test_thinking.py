@@ -53,6 +53,14 @@ def test_it_is_the_formula(subtests):
             assert score.components == pytest.approx({"task": 1.0, "task/success": 1.0} | parts)
 
 
+def test_reasoning_that_the_engine_ended_is_not_closed_by_the_model():
+    episode = sample([Message("assistant", "5", reasoning="2 +", span=(0, 3))], 10.0)
+    for logprobs, closed in (([-1.0, -1.0, -1.0], 0.1), ([-1.0, float("nan"), -1.0], 0.0)):
+        episode.histories[0].logprobs = logprobs
+        (score,) = judging.judge(Thinking(), [episode])
+        assert score.components["closed"] == closed
+
+
 def test_tokens_that_nobody_counted_leave_the_episode_unscored():
     messages = [Message("assistant", "5", reasoning="2 + 3")]
     (score,) = judging.judge(Thinking(), [sample(messages, None)])

@@ -8,7 +8,7 @@ from typing import Any
 
 from components.trajectories.convert import openai_json, to_openai
 from components.trajectories.groups import scenario_of
-from components.trajectories.reasoning import THINK
+from components.trajectories.reasoning import with_reasoning
 from components.trajectories.schema import History, Message, Trajectory
 
 
@@ -85,5 +85,4 @@ def sharegpt_value(message: Message) -> str:
         f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}</tool_call>'
         for call in message.tool_calls
     ]
-    text = message.content + "".join(calls)
-    return text if message.reasoning is None else THINK.write(message.reasoning, text)
+    return with_reasoning(message, message.content + "".join(calls))

@@ -23,7 +23,7 @@ from typing import Any
 from components.answer_text import boxed, last_line
 from components.errors import JudgeError, Problem, SpecError
 from components.trajectories.parts import SOLVER
-from components.trajectories.reasoning import THINK
+from components.trajectories.reasoning import with_reasoning
 from components.trajectories.schema import History, Message, Trajectory
 
 WHERE = "text, tag:NAME, boxed, line, call:TOOL.ARGUMENT or outcome.FIELD"
@@ -78,8 +78,8 @@ def last_text(trajectory: Trajectory) -> str:
 
 
 def text_with_reasoning(message: Message) -> str:
-    """Return the text of a message after its reasoning, which is written as `<think>...</think>`."""
-    return message.content if message.reasoning is None else THINK.write(message.reasoning, message.content)
+    """Return the text of a message after its reasoning (`with_reasoning`)."""
+    return with_reasoning(message, message.content)
 
 
 def sampled_messages(trajectory: Trajectory) -> list[tuple[History, int]]:

@@ -2,23 +2,25 @@
 
     R = r + present · P + closed · C - alpha · min(1, max(0, len - target) / slack)
 
-P: share of the messages with reasoning. C: share of the messages whose reasoning ends: content or a call follows it.
-len: mean number of tokens of reasoning in a message. The last term is the soft limit of DAPO (arXiv:2503.14476, eq.
-13), applied to the reasoning: no penalty up to `target`, the whole `alpha` from `target + slack` on.
+P: share of the messages with reasoning. C: share of the messages whose reasoning the model ends: content or a call
+follows it, and the engine did not end it (`agent.max_thinking_tokens`). len: mean number of tokens of reasoning in a
+message. The last term is the soft limit of DAPO (arXiv:2503.14476, eq. 13), applied to the reasoning: no penalty up to
+`target`, the whole `alpha` from `target + slack` on.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
 from components.errors import JudgeError
 from components.rewards.composition.composed import ComposedPerEpisode, CompositionResult, Parts, total
-from components.rewards.rules.answers import agent_messages
+from components.rewards.rules.answers import sampled_messages
 from components.specs.registered import registered
 from components.trajectories.parts import SOLVER
-from components.trajectories.schema import Score, Trajectory
+from components.trajectories.schema import History, Score, Trajectory
 
 
 @registered("reward.thinking")
@@ -51,10 +53,10 @@ class Thinking(ComposedPerEpisode):
         self.alpha, self.target, self.slack = alpha, target, slack
 
     def value(self, trajectory: Trajectory, parts: Parts) -> CompositionResult:
-        messages = agent_messages(trajectory)
-        reasoning = [message for message in messages if (message.reasoning or "").strip()]
-        ended = [message for message in reasoning if message.content.strip() or message.tool_calls]
-        count = max(len(messages), 1)
+        places = sampled_messages(trajectory)
+        reasoning = [(history, at) for history, at in places if (history.messages[at].reasoning or "").strip()]
+        ended = [place for place in reasoning if _ended(*place)]
+        count = max(len(places), 1)
         own = {"present": self.present * len(reasoning) / count, "closed": self.closed * len(ended) / count}
         own["length"] = -self.alpha * self._excess(trajectory, count) if reasoning and self.alpha else 0.0
         bonus = Score(trajectory.id, sum(own.values()))
@@ -69,3 +71,11 @@ class Thinking(ComposedPerEpisode):
         if tokens is None:
             raise JudgeError("the engine does not count the tokens of reasoning; set reward.alpha=0")
         return min(1.0, max(0.0, tokens / count - self.target) / self.slack)
+
+
+def _ended(history: History, at: int) -> bool:
+    """Return True if the model ended its reasoning in this message. Tokens with which the engine ended it have no
+    log-probability."""
+    message = history.messages[at]
+    logprobs = history.logprobs[slice(*message.span)] if message.span else []
+    return bool(message.content.strip() or message.tool_calls) and not any(map(math.isnan, logprobs))
