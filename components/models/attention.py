@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "espalier_grouped"
-QUERIES = 256
-"""Number of queries whose scores are in memory at a time, for capped scores and sinks."""
+SCORES = 1 << 24
+"""Number of scores of all rows and heads that are in memory at a time, for capped scores and sinks: 64 MB in float32,
+of which the formula takes a few copies. A query's scores are not divided."""
 
 
 def register() -> str:
@@ -75,13 +76,8 @@ def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, sc
     groups = heads // shared
     if not plain:
         scaling = dim**-0.5 if scaling is None else scaling
-        starts = range(0, length, QUERIES)
-        parts = [slice(start, start + QUERIES) for start in starts]
-        outs = [
-            _by_formula(query[:, :, part], key, value, attention_mask[:, :, part], scaling, softcap, s_aux)
-            for part in parts
-        ]
-        return torch.cat(outs, 2).transpose(1, 2).contiguous(), None
+        out = _in_parts(query, key, value, attention_mask, scaling, softcap, s_aux)
+        return out.transpose(1, 2).contiguous(), None
     if groups > 1:
         query = query.reshape(batch, shared, groups * length, dim)
         if length > 1:
@@ -90,6 +86,28 @@ def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, sc
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )
     return out.reshape(batch, heads, length, out.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def _in_parts(query, key, value, mask, scale, cap, sinks_H):
+    """Return the result of `_by_formula`, computed for at most `SCORES` scores at a time."""
+    import torch
+
+    batch, heads, length, _ = query.shape
+    scores = heads * key.shape[2]
+    queries = max(1, min(length, SCORES // scores))
+    rows = max(1, SCORES // (scores * queries))
+    by_rows = zip(*(tensor.split(rows) for tensor in (query, key, value, mask.expand(batch, -1, -1, -1))), strict=True)
+    outs = [
+        torch.cat(
+            [
+                _by_formula(q, k, v, m, scale, cap, sinks_H)
+                for q, m in zip(qs.split(queries, 2), ms.split(queries, 2), strict=True)
+            ],
+            2,
+        )
+        for qs, k, v, ms in by_rows
+    ]
+    return torch.cat(outs)
 
 
 def _by_formula(
@@ -153,8 +171,10 @@ def refuse_inexact(config: Any, max_length: int, name: str) -> None:
     """Raise ResourceError for models that depend on more than the tokens and their positions, for sequences of up to
     `max_length` tokens."""
     refuse_by_length(config, max_length, name)
-    if getattr(config, "attn_temperature_tuning", None):
-        _refuse_length(max_length, config.floor_scale, name, "it has a temperature by place in a row")
+    tuned = getattr(config, "attn_temperature_tuning", None)
+    floor = config.floor_scale if tuned else getattr(config, "log_scaling_n_floor", None)
+    if floor is not None:
+        _refuse_length(max_length, floor, name, "it has a temperature by place in a row")
 
 
 def _refuse_length(max_length: int, longest: int, name: str, reason: str) -> None:

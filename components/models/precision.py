@@ -1,6 +1,7 @@
 """Resolution of `dtype: auto` by the stored weights of a model and the hardware on which a stage computes.
 
-On a GPU a model computes in the dtype in which its weights are stored, which its `config.json` states. A CPU computes
+On a GPU a model computes in the dtype in which its weights are stored, which its `config.json` states,
+or else their files if they are on this machine. A CPU computes
 in float32; in bfloat16 if the weights are stored in it and the processor has instructions for it. Packaged and random
 weights are stored in float32.
 
@@ -10,13 +11,16 @@ computes the stage resolves nothing.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from components.errors import ResourceError
 from components.json_text import read_json
+from components.models.files import Weights
 from components.models.spec import LocalModelSpec, StoredDtype
 from components.models.weights import folder, pick_device
 from components.specs import Spec
@@ -27,6 +31,8 @@ CPU_INFO = Path("/proc/cpuinfo")
 """Description of the processor by Linux."""
 _BFLOAT16 = re.compile(r"\b(amx_bf16|avx512_bf16)\b")
 """Names of the instructions that multiply bfloat16 matrices."""
+_FLOATS: dict[str, StoredDtype] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+"""Dtypes of safetensors in which a model can compute. Weights in other ones are quantized."""
 
 T = TypeVar("T")
 
@@ -76,15 +82,27 @@ def has_bfloat16() -> bool:
 
 
 def stored_dtype(model: LocalModelSpec, cache: Path) -> StoredDtype:
-    """Return the dtype of the weights of a folder or of the hub, by `config.json`; float32 if it names none that a
-    model can compute in. Raises ResourceError if the file cannot be read."""
-    config = read_json(_config_file(model, cache))
-    for part in (config, config.get("text_config")):
-        if isinstance(part, Mapping):
-            stored = part.get("dtype") or part.get("torch_dtype")
-            if stored in ("bfloat16", "float16"):
-                return stored
-    return "float32"
+    """Return the dtype of the weights of a folder or of the hub, by `config.json`; if it names none, that of most of
+    the weights that are on this machine; else float32. Raises ResourceError if the file cannot be read."""
+    path = _config_file(model, cache)
+    config = read_json(path)
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
+    stated = [part.get("dtype") or part.get("torch_dtype") for part in parts]
+    for stored in stated:
+        if stored in ("bfloat16", "float16"):
+            return stored
+    return "float32" if any(stated) else _dtype_of_files(path.parent)
+
+
+def _dtype_of_files(folder: Path) -> StoredDtype:
+    """Return the dtype of most of the weights in a folder that are not quantized; float32 if there are none."""
+    sizes: Counter[StoredDtype] = Counter()
+    with Weights(folder) as weights:
+        for name, file in weights.where.items():
+            tensor = file.get_slice(name)
+            if stored := _FLOATS.get(tensor.get_dtype()):
+                sizes[stored] += math.prod(tensor.get_shape())
+    return max(sizes, key=sizes.__getitem__, default="float32")
 
 
 def _config_file(model: LocalModelSpec, cache: Path) -> Path:

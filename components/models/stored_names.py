@@ -48,8 +48,24 @@ def to_files(model: Any, parameters: dict[str, torch.Tensor], stored: Set[str]) 
 
     if parameters.keys() <= stored:
         return parameters
+    if getattr(model, "_weight_conversions", None) is None:  # a skeleton; loading sets those that it has used
+        model._weight_conversions = _conversions(model, stored)
     converted: dict[str, torch.Tensor] = revert_weight_conversion(model, parameters)
     return converted
+
+
+def _conversions(model: Any, stored: Set[str]) -> list[Any]:
+    """Return the conversions of a model with these names in its files: a change of prefix only if it changes one of
+    them, because the language model of a multimodal model is also published alone."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    return [
+        conversion
+        for conversion in get_model_conversion_mapping(model, add_legacy=False)
+        if not isinstance(conversion, PrefixChange)
+        or any(conversion.rename_source_key(name)[0] != name for name in stored)
+    ]
 
 
 def to_parameters(base_dir: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import ResourceError
+from components.errors import ArtifactError, ResourceError
 from components.models.layer_kinds import decoder
 from components.models.stored_names import skeleton
 
@@ -112,8 +112,14 @@ def adapted_parameters(model: Any, config: dict[str, Any]) -> dict[str, list[str
 
 
 def names_of(config: dict[str, Any]) -> str | list[str]:
-    """Return `model.lora.target_modules` of a saved adapter."""
-    modules, parameters = config["target_modules"], config.get("target_parameters") or []
+    """Return `model.lora.target_modules` of a saved adapter. Raises ArtifactError for an expression together with
+    parameters, which a list of names cannot state."""
+    modules, parameters = config["target_modules"] or [], config.get("target_parameters") or []
+    if isinstance(modules, str) and parameters:
+        raise ArtifactError(
+            f"adapter_config.json: target_modules = {modules!r} with target_parameters = {parameters}; expected a list "
+            "of names. List the adapted layers in target_modules"
+        )
     return [*modules, *dict.fromkeys(name.rpartition(".")[0] for name in parameters)] if parameters else modules
 
 

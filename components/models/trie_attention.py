@@ -125,9 +125,15 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     parts = trie_mask.blocks if cap is None else trie_mask.small_blocks
     width, size = max(query.shape[-1], value.shape[-1]), value.shape[-1]
-    query, key, value = (functional.pad(tensor, (0, width - tensor.shape[-1])) for tensor in (query, key, value))
+    query, key, value = (_padded(tensor, width) for tensor in (query, key, value))
     out: torch.Tensor = _TrieAttention.apply(query, key, value, sinks_H, parts, scale, cap)
     return out[..., :size]
+
+
+def _padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """Return a tensor padded to `width`: itself if it has that size, of which `pad` would return a copy."""
+    missing = width - tensor.shape[-1]
+    return functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def _flex(

@@ -98,6 +98,7 @@ def test_each_preset_composes_and_is_planned(tmp_path):
         assert 2048 <= spec.model.max_length <= limit, path.stem
         planned = plan(spec)
         notes = [note for note in planned.notes if note.startswith("model.dtype=auto resolves to float32")]
-        assert (path.stem, len(notes)) == (path.stem, 1 if spec.model.source == "hub" else 0)
+        resolved = spec.model.source == "hub" and spec.model.dtype == "auto"
+        assert (path.stem, len(notes)) == (path.stem, int(resolved))
     stated = [path.stem for path in (CONF / "model").glob("*.yaml") if "dtype: float32" in path.read_text()]
     assert len(stated) <= 2, stated

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from components.errors import ResourceError
-from components.models import trie_attention
+from components.models import attention, trie_attention
 from components.models.attention import grouped_attention, implementation, refuse_inexact
 from components.models.masks import FULL, AttentionRange
 from components.models.shared_attention import PrivateRun, Segment, Sharing, shared_mask
@@ -47,6 +47,31 @@ def test_it_is_the_formula():
             torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("limit", [1, 7 * 4 * 2, 7 * 4 * 5 * 2, 10**9])
+def test_capped_scores_and_sinks_take_bounded_memory_for_any_number_of_rows(limit, monkeypatch):
+    """7 keys, 4 heads, 5 queries, 3 rows: a query at a time, two, two rows, all."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, 4, 5, 8, generator=generator)
+    key, value = (torch.randn(3, 2, 7, 8, generator=generator) for _ in range(2))
+    mask = torch.rand(1, 1, 5, 7, generator=generator) < 0.6
+    sinks_H = torch.randn(4, generator=generator)
+    scores = 2 * torch.tanh(query @ key.repeat_interleave(2, 1).mT * 0.3 / 2)
+    exponentials = scores.exp() * mask
+    weights = exponentials / (exponentials.sum(-1, keepdim=True) + sinks_H.exp()[:, None, None])
+    sizes, by_formula = [], attention._by_formula
+
+    def measured(query, key, *rest):
+        sizes.append(query[..., 0].numel() * key.shape[2])
+        return by_formula(query, key, *rest)
+
+    monkeypatch.setattr(attention, "SCORES", limit)
+    monkeypatch.setattr(attention, "_by_formula", measured)
+    out, _ = grouped_attention(torch.nn.Module(), query, key, value, mask, scaling=0.3, softcap=2.0, s_aux=sinks_H)
+    torch.testing.assert_close(out, (weights @ value.repeat_interleave(2, 1)).transpose(1, 2))
+    assert max(sizes) <= max(limit, 7 * 4)
+    assert sum(sizes) == scores.numel()
+
+
 def test_attention_that_needs_more_is_refused():
     tensor = torch.zeros(1, 1, 1, 4)
     with pytest.raises(ResourceError, match="Module needs attention with position_bias"):
@@ -67,6 +92,7 @@ LONG = {
     "long_factor": [2.0] * 48,
 }
 REFUSED = {
+    "inkling_text": ({"log_scaling_n_floor": 1024}, "it has a temperature by place in a row"),
     "llama4_text": ({"floor_scale": 1024}, "it has a temperature by place in a row"),
     "phi3": (
         {"rope_parameters": LONG, "original_max_position_embeddings": 1024, "sliding_window": None},
@@ -74,6 +100,7 @@ REFUSED = {
     ),
 }
 TAKEN = {
+    "inkling_text": {"log_scaling_n_floor": 2048},
     "llama4_text": {},
     "phi3": {"rope_parameters": LONG, "original_max_position_embeddings": 4096, "sliding_window": 4096},
 }
@@ -193,3 +220,16 @@ def test_attention_over_shared_prefixes_is_the_formula(heads, shared):
     output, _ = grouped_attention(torch.nn.Module(), query, key, value, shared_mask(mask, sharing), scaling=0.3)
     expected = formula(query, key, value, mask, 0.3)
     torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_of_a_trie_copies_only_what_it_pads():
+    saved = set()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.add(tensor.data_ptr()) or tensor, lambda x: x):
+        for size, copied in ((16, ()), (8, ("value",))):
+            inputs = {
+                name: torch.randn(1, heads, 12, width, requires_grad=True)
+                for name, heads, width in (("query", 4, 16), ("key", 2, 16), ("value", 2, size))
+            }
+            out = trie_attention.attend(*inputs.values(), trie_attention.mask(ENDS_N, DEPTHS_N), 0.3)
+            assert out.shape == (1, 4, 12, size)
+            assert {name for name, tensor in inputs.items() if tensor.data_ptr() not in saved} == {*copied}

@@ -30,7 +30,7 @@ from tests.models.families import write
 
 QUICK = [
     *("deepseek_v3", "ernie4_5_moe", "gemma3", "glm4_moe", "gpt2", "gpt_oss", "minimax_m2", "mixtral", "olmoe"),
-    *("phimoe", "qwen3_moe", "qwen3_next"),
+    *("phimoe", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next"),
 ]
 REFUSED = {
     "hrm_text": r"adapter of .*gate_proj.* cannot be merged .* hold .*gate_up_proj.weight as \(",
@@ -91,7 +91,7 @@ def test_every_reader_of_an_adapter_has_the_trained_policy(family, folders, tmp_
     sampled = to_parameters(base_dir, dict(trained_weights.changed_tensors(base_dir, tmp_path / "adapter")))
     assert changed == sampled.keys()
     assert all(torch.equal(merged.get_parameter(name), tensor) for name, tensor in sampled.items())
-    assert not any(".gate." in name or ".router." in name or "vision" in name for name in changed)
+    assert not any(".gate." in name or ".router." in name or "vis" in name for name in changed)
     if family != "jetmoe":  # whose experts are layers of its own kind, which are left alone
         assert any("experts" in name for name in before) == any("experts" in name for name in changed)
     torch.testing.assert_close(logprobs(merged), trained, atol=1e-4, rtol=0)
@@ -118,7 +118,7 @@ def test_plain_peft_reads_a_trained_checkpoint(family, folders, tmp_path):
     assert (plain_values - plain_logprobs(after, history.token_ids, 0.7)[[p - 1 for p in sampled]]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3", "gpt2", "qwen3_5_moe"])
 def test_all_weights_are_written_back_under_the_names_of_the_files(family, folders, tmp_path):
     base_dir = folders(family)
     whole = FullFinetuning(plain(base_dir), ModelSpec(name=str(base_dir), lora=None), base_dir)
@@ -129,7 +129,7 @@ def test_all_weights_are_written_back_under_the_names_of_the_files(family, folde
     trained = logprobs(whole.model)
     trained_weights.merge(base_dir, tmp_path / "weights", tmp_path / "merged")
     assert torch.equal(logprobs(plain(tmp_path / "merged")), trained)
-    assert not any("vision" in name for name in load_file(tmp_path / "weights" / trained_weights.FILE))
+    assert not any("vis" in name for name in load_file(tmp_path / "weights" / trained_weights.FILE))
     again = FullFinetuning(plain(base_dir), ModelSpec(name=str(base_dir), lora=None), base_dir)
     again.load(tmp_path / "weights")
     assert torch.equal(logprobs(again.model), trained)
@@ -153,6 +153,22 @@ def test_named_layers_are_adapted_and_routers_only_on_request(folders):
         targets.check(folders("qwen3_moe"), LoraSpec(target_modules=["q_proj", "gate_proj", "wq"]))
     with pytest.raises(ResourceError, match=r"model.lora.dropout = 0.1: .*experts\.down_proj; expected 0"):
         trained("qwen3_moe", "experts", dropout=0.1)
+
+
+def test_layers_of_a_saved_adapter_are_named_as_in_its_configuration():
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    cases = [
+        (["q_proj"], parameters, ["q_proj", "mlp.experts"]),
+        (None, parameters, ["mlp.experts"]),
+        (None, None, []),
+        (r".*\.q_proj", None, r".*\.q_proj"),
+    ]
+    for modules, own, expected in cases:
+        assert targets.names_of({"target_modules": modules, "target_parameters": own}) == expected
+    with pytest.raises(
+        ArtifactError, match=r"target_modules = '\.\*q_proj' with target_parameters = .*a list of names"
+    ):
+        targets.names_of({"target_modules": ".*q_proj", "target_parameters": parameters})
 
 
 @pytest.mark.filterwarnings("ignore")

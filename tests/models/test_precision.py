@@ -7,6 +7,8 @@ import json
 import os
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from components.compute.dask.spec import DaskPlace
 from components.compute.process.spec import ProcessPlace
@@ -20,10 +22,12 @@ from components.specs import Target
 PLACES = {"here": ProcessPlace(), "gpu": SkyPlace(accelerators="H100:1"), "cpu": SkyPlace(cpus="8+")}
 
 
-def checkpoint(folder, **config):
+def checkpoint(folder, weights=(), **config):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
+    for number, tensor in enumerate(weights):
+        save_file({f"weight_{number}": tensor}, folder / f"{number}.safetensors")
     return str(folder)
 
 
@@ -43,10 +47,11 @@ def test_auto_is_the_stored_dtype_on_a_gpu_and_float32_on_a_cpu_without_bfloat16
         "bfloat16": checkpoint(tmp_path / "b", torch_dtype="bfloat16"),
         "float16": checkpoint(tmp_path / "h", dtype="float16"),
         "float32": checkpoint(tmp_path / "f"),  # an early checkpoint, whose config.json names none
+        "files": checkpoint(tmp_path / "w", [torch.ones(2), torch.ones(3).bfloat16(), torch.ones(9).byte()]),
         "multimodal": checkpoint(tmp_path / "m", text_config={"dtype": "bfloat16"}),
     }
     cases = [
-        *((name, "gpu", "auto", "avx2", name.replace("multimodal", "bfloat16")) for name in stored),
+        *((name, "gpu", "auto", "avx2", name if name in ("float16", "float32") else "bfloat16") for name in stored),
         *((name, place, "auto", "avx2", "float32") for name, place in itertools.product(stored, ("here", "cpu"))),
         ("bfloat16", "gpu", "cpu", "avx2", "float32"),
         ("bfloat16", "here", "cuda", "avx2", "bfloat16"),
