@@ -13,6 +13,7 @@ of a message is also declared as an end of generation, so that servers stop ther
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,58 @@ def write(spec: LocalModelSpec, tokenizer: Any, out: Path) -> None:
     lines = [f"{{%- set {name} = {name} if {name} is defined else {value} -%}}" for name, value in values]
     path = out / FILE
     path.unlink(missing_ok=True)  # a link to a file of the original model
-    options = TemplateOptions(spec.keep_reasoning, spec.call_form).comment()
-    path.write_text("".join([*lines, "{{- '' }}"] if lines else []) + options + template, encoding="utf-8")
+    own = TemplateOptions.read(template)
+    keep = own.keep_reasoning if spec.keep_reasoning is None else spec.keep_reasoning
+    template = TemplateOptions(keep, spec.call_form or own.call_form).write(template)
+    path.write_text("".join([*lines, "{{- '' }}"] if lines else []) + template, encoding="utf-8")
 
 
 def check_reasoning(spec: LocalModelSpec, chat: ChatFormat, name: str) -> None:
-    """Raise SpecError for `keep_reasoning` of a model without reasoning. chat: of the model. name: of the model."""
-    if spec.keep_reasoning and chat.reasoning is None:
-        text = f"true: the chat template of {name} knows no reasoning; expected false"
-        raise SpecError([Problem("model.keep_reasoning", text)])
+    """Raise SpecError for `keep_reasoning` of a model without reasoning, or whose template rewrites also what others
+    write. chat: of the model. name: of the model."""
+    if not spec.keep_reasoning:
+        return
+    reason = None
+    if chat.reasoning is None:
+        reason = "knows no reasoning"
+    elif not keeps_history(chat):
+        reason = "changes earlier messages also where they have no reasoning, so that no prompt continues them"
+    if reason:
+        raise SpecError(
+            [Problem("model.keep_reasoning", f"true: the chat template of {name} {reason}; expected false")]
+        )
+
+
+_PROBE = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+
+
+def keeps_history(chat: ChatFormat) -> bool:
+    """Return True if two questions, each with a call and an answer, are one history with each message once."""
+    talk: list[dict[str, Any]] = [{"role": "system", "content": "system-0"}] if chat.system_role else []
+    for number in range(2):
+        arguments = json.dumps({"word": f"word-{number}"})
+        call = {"id": f"call_{number}_0", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+        talk += [
+            {"role": "user", "content": f"question-{number}"},
+            {"role": "assistant", "content": "", "reasoning": f"before-{number}", "tool_calls": [call]},
+            {"role": "tool", "content": f"result-{number}", "tool_call_id": call["id"], "name": "look_up"},
+            {"role": "assistant", "content": f"answer-{number}", "reasoning": f"after-{number}"},
+        ]
+    bare = [{key: message[key] for key in message if key != "reasoning"} for message in talk]
+    for messages in (talk, bare):  # without reasoning, if the prompt closes it
+        with suppress(ResourceError):
+            streams = chat.streams(messages, [_PROBE])
+            text = str(chat.tokenizer.decode(streams[0].token_ids))
+            parts = [message.get(name) for message in messages for name in ("content", "reasoning")]
+            return len(streams) == 1 and all(text.count(part) == 1 for part in parts if part)
+    return False
 
 
 def declare_end(out: Path, declared: int | list[int] | None, end: int) -> None:

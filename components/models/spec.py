@@ -114,10 +114,10 @@ class LocalModelSpec(Spec):
     call_form: str | None = None
     """Form of tool calls, such as `tagged_json`, `json_text` or `pythonic`; null: the one that the chat template
     writes, or `pythonic`, with the tools in the system message, for a template without a known one."""
-    keep_reasoning: bool = False
+    keep_reasoning: bool | None = None
     """True: prompts keep the reasoning of all earlier answers as it was sampled, so that an episode is one history,
     also where the chat template drops it. It holds in training, generation, evaluation and for an exported model on
-    Espalier's server; other servers drop it."""
+    Espalier's server; other servers drop it. null: as the model was exported, false for others."""
 
     @field_validator("chat_template")
     @classmethod
@@ -150,13 +150,13 @@ class LocalModelSpec(Spec):
     @model_serializer(mode="wrap")
     def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data = serialize(self)
-        return {name: value for name, value in data.items() if name not in _LATER or value}
+        return {name: value for name, value in data.items() if name not in _LATER or value not in (None, {})}
 
     @property
     def changes_template(self) -> bool:
         """Tell whether the chat template of the model's folder differs from that of the original."""
-        options = self.chat_template, self.chat_template_kwargs, self.call_form, self.keep_reasoning
-        return any(options)
+        options = self.chat_template, self.chat_template_kwargs, self.call_form
+        return any(options) or self.keep_reasoning is not None
 
     @property
     def for_tests(self) -> bool:

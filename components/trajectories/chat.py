@@ -19,8 +19,11 @@ the current date always gets the same one, so that equal episodes have equal tok
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from components.errors import EngineError, PromptRefused, ResourceError
@@ -186,9 +189,10 @@ class ChatFormat(ResponseReader):
         """Return the tokens of a conversation up to the start of the next assistant message."""
         last = max((turn for turn, message in enumerate(messages) if message["role"] == "assistant"), default=None)
         if self.keeps_reasoning and last is not None:
-            (*_, stream) = self.streams(messages[: last + 1], tools)
-            if (between := self.continuation(messages, tools, last, closed=True)) is not None:
-                return stream.token_ids + self.encode(between)
+            with suppress(ResourceError):  # reasoning for a prompt that closes it: the template decides
+                (*_, stream) = self.streams(messages[: last + 1], tools)
+                if (between := self.continuation(messages, tools, last, closed=True)) is not None:
+                    return stream.token_ids + self.encode(between)
         return self.encode(self.render(messages, tools, generate=True))
 
     def continuation(
@@ -200,10 +204,8 @@ class ChatFormat(ResponseReader):
         closed: True if the sampled tokens end with the end-of-turn token.
         """
         if self.keeps_reasoning:
-            messages = [{key: message[key] for key in message if key != "reasoning"} for message in messages]
+            return self._after_kept(messages, tools, turn, closed=closed)
         head, whole = self._render([(messages[:turn], True), (messages, True)], tools)
-        if self.keeps_reasoning and self.reasoning and self.reasoning.after(head).opened:
-            head = head.rpartition(self.reasoning.start.rstrip())[0]  # earlier answers have no reasoning
         end = self.end_of(messages[turn])
         cut = whole.find(end, len(head))
         if not whole.startswith(head) or cut < 0:
@@ -211,6 +213,26 @@ class ChatFormat(ResponseReader):
         if missing_part(whole[len(head) : cut], messages[turn]) is not None:
             return None
         after = whole[cut + len(end) :]
+        return after if closed else self.closing + end + after
+
+    def _after_kept(self, messages: Messages, tools: list[dict[str, Any]], turn: int, *, closed: bool) -> str | None:
+        """Return the text after an answer that stays as it was sampled, however the template renders it: what follows a
+        placeholder in its last call, or else in place of its content."""
+        place = sha256(repr(messages).encode("utf-8", "surrogatepass")).hexdigest()  # occurs in no message
+        messages = [{key: message[key] for key in message if key != "reasoning"} for message in messages]
+        if calls := messages[turn].get("tool_calls"):
+            function = {**calls[-1]["function"], "arguments": json.dumps({"place": place})}
+            changed: dict[str, Any] = {"tool_calls": [*calls[:-1], {**calls[-1], "function": function}]}
+        else:
+            changed = {"content": place}
+        messages[turn] = messages[turn] | changed
+        _, shown, rest = self.render(messages, tools, generate=True).partition(place)
+        end = self.end_of(messages[turn])
+        if end not in rest:  # gpt-oss: `<|return|>` ends the last answer, `<|end|>` earlier ones
+            end = self.special_tokens.first(rest) or ""
+        if not shown or not end:
+            return None
+        after = rest.partition(end)[2]
         return after if closed else self.closing + end + after
 
     def streams(
@@ -266,6 +288,8 @@ class ChatFormat(ResponseReader):
                     "differently from the head that it gives for generation, so its exact tokens are unknown; correct "
                     "the message, or choose another model"
                 )
+            if self.keeps_reasoning and self.reasoning and missing_part(body, messages[turn]) == "reasoning":
+                body = self.reasoning.write(messages[turn]["reasoning"], body)
             responses.append((turn, head, body))
         return responses
 

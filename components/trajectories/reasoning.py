@@ -73,6 +73,8 @@ class ReasoningForm:
 
     def write(self, reasoning: str, content: str) -> str:
         """Return an answer with its reasoning as text, for templates that have no place for it."""
+        if self.start.endswith("\n"):
+            return f"{self.start}{reasoning}\n{self.end}{content}"
         return f"{self.start}\n{reasoning}\n{self.end}\n\n{content}"
 
     def _begin(self, text: str) -> int | None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NoReturn
 
-_COMMENT = re.compile(r"\{#- espalier (\{[^{}]*+\}) -#\}")
+from components.errors import ResourceError
+from components.trajectories.call_forms import FORMS
+from components.trajectories.native_calls import PYTHONIC
+
+_COMMENT = re.compile(r"\{#- espalier (\{.*?\}) -#\}(?:\{\{- '' \}\})?")
 
 
 @dataclass(frozen=True)
@@ -21,10 +26,33 @@ class TemplateOptions:
 
     @classmethod
     def read(cls, template: str) -> TemplateOptions:
-        """Return the options in the source of a template."""
+        """Return the options in the source of a template. Raises ResourceError for options that are not known."""
         match = _COMMENT.search(template)
-        return cls(**json.loads(match[1])) if match else cls()
+        if match is None:
+            return cls()
+        try:
+            options = json.loads(match[1])
+        except ValueError as error:
+            raise ResourceError(f"the chat template has options that are no JSON: {match[1]}; {error}") from None
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(options.keys() - known):
+            _refuse(", ".join(unknown), options, f"only {' and '.join(sorted(known))}")
+        if not isinstance(options.get("keep_reasoning", False), bool):
+            _refuse("keep_reasoning", options, "true or false")
+        if (form := options.get("call_form")) is not None and form not in (forms := [PYTHONIC, *FORMS]):
+            _refuse("call_form", options, f"null or one of {', '.join(forms)}")
+        return cls(**options)
 
-    def comment(self) -> str:
-        """Return the comment with these options; empty for the defaults."""
-        return "" if self == TemplateOptions() else f"{{#- espalier {json.dumps(asdict(self))} -#}}"
+    def write(self, template: str) -> str:
+        """Return a template with these options in place of its own."""
+        template = _COMMENT.sub("", template)
+        # The comment is followed by an expression, because Jinja trims nothing after expressions.
+        note = f"{{#- espalier {json.dumps(asdict(self))} -#}}{{{{- '' }}}}"
+        return template if self == TemplateOptions() else note + template
+
+
+def _refuse(name: str, options: dict[str, Any], expected: str) -> NoReturn:
+    raise ResourceError(
+        f"the chat template has the options {json.dumps(options)}; {name}: expected {expected}. Use the version of "
+        "Espalier that exported the model, or correct the comment in chat_template.jinja"
+    )

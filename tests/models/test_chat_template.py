@@ -16,6 +16,7 @@ from components.models.weights import check_weights, declared_end, load_tokenize
 from components.specs import validate
 from components.trajectories.chat import ChatFormat
 from components.trajectories.chat_template import TODAY
+from components.trajectories.template_options import TemplateOptions
 from components.trajectories.template_variables import variables
 from tests.trajectories.families import FAMILIES, tokenizer_of
 
@@ -64,6 +65,54 @@ def test_an_exported_model_renders_the_same_without_settings(template, tmp_path)
     text = load_tokenizer(tmp_path / "out").apply_chat_template(TALK, tokenize=False)
     assert "user dry" in text
     assert text == rendered(folder)
+
+
+THINKING = """\n
+{%- for message in messages %}{% if loop.last and message['role'] == 'user' and sets_system_last %}
+{{- messages[0]['content'] }}{% endif %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>' }}{% endif %}"""
+
+
+def test_options_in_a_template_hold_until_the_configuration_says_otherwise(base_dir, tmp_path):
+    """Those of the model of an export are the defaults of what is made of it. Nothing else of the template changes."""
+    before = "\n\nHello " + THINKING
+    exported = {"chat_template": TemplateOptions(True, "pythonic").write(before)}
+    folders = {
+        "as exported": (exported, TemplateOptions(True, "pythonic")),
+        "reasoning off": (exported | {"keep_reasoning": False}, TemplateOptions(False, "pythonic")),
+        "other calls": (exported | {"call_form": "json_text"}, TemplateOptions(True, "json_text")),
+        "new": ({"chat_template": before, "keep_reasoning": True}, TemplateOptions(True)),
+        "none": ({"chat_template": before}, TemplateOptions()),
+    }
+    for case, (changes, options) in folders.items():
+        template = (prepare(spec_of(**changes), tmp_path) / "chat_template.jinja").read_text()
+        assert (case, TemplateOptions.read(template)) == (case, options)
+        assert (case, template.count("{#- espalier")) == (case, int(options != TemplateOptions()))
+        assert rendered(prepare(spec_of(**changes), tmp_path)).startswith("\n\nHello"), case
+    assert "keep_reasoning" not in spec_of().key_part()
+    assert spec_of(keep_reasoning=False).key_part()["keep_reasoning"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ('{"forget": 1}', "forget: expected only call_form and keep_reasoning"),
+        ('{"keep_reasoning": "yes"}', "keep_reasoning: expected true or false"),
+        ('{"call_form": "frob"}', "call_form: expected null or one of pythonic, "),
+        ('{"call_form": }', "no JSON"),
+    ],
+)
+def test_unknown_options_in_a_template_are_refused(options, message):
+    with pytest.raises(ResourceError, match=message):
+        TemplateOptions.read(f"{{#- espalier {options} -#}}{THINKING}")
+
+
+def test_reasoning_that_no_history_can_keep_is_refused(base_dir, tmp_path):
+    moved = "{%- set sets_system_last = true -%}" + THINKING
+    for template, message in ((moved, "changes earlier messages"), (TEMPLATE, "knows no reasoning")):
+        with pytest.raises(SpecError, match=f"model.keep_reasoning: true: the chat template of .* {message}"):
+            prepare(spec_of(chat_template=template, keep_reasoning=True), tmp_path)
 
 
 def test_keys_have_the_content_of_a_template_and_its_values(template, tmp_path):

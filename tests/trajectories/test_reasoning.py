@@ -173,7 +173,7 @@ def test_a_client_need_not_send_reasoning_back(qwen3, client_keeps):
 def test_a_prompt_may_begin_the_reasoning_after_results_only(keep):
     """As Gemma 4's: what the model weighs there is no call, neither while it is sampled nor when it is complete."""
     family = FAMILIES["qwen3"]
-    template = TemplateOptions(keep_reasoning=keep).comment() + family.template
+    template = TemplateOptions(keep_reasoning=keep).write(family.template)
     head = "{% if add_generation_prompt and messages[-1].role == 'tool' %}{{ '<think>\n' }}{% endif %}"
     chat = chat_format(replace(family, template=template + head))
     conversations, tokens, talk = conversation(chat, True)
@@ -213,7 +213,7 @@ def test_a_template_without_a_place_for_reasoning_gets_it_as_text():
 def test_kept_reasoning_makes_an_episode_one_history(name):
     """Served again, without the tokens, the prompt is the same."""
     family = FAMILIES[name]
-    template = TemplateOptions(keep_reasoning=True).comment() + family.template
+    template = TemplateOptions(keep_reasoning=True).write(family.template)
     chat = chat_format(replace(family, template=template))
     engine = Scripted(chat, sampled(family, chat))
     trajectory = episode(engine)
@@ -229,9 +229,9 @@ def test_kept_reasoning_makes_an_episode_one_history(name):
 
 def test_a_form_of_calls_can_be_named():
     family = FAMILIES["qwen3"]
-    template = TemplateOptions(call_form="pythonic").comment() + family.template
+    template = TemplateOptions(call_form="pythonic").write(family.template)
     chat = chat_format(replace(family, template=template))
     assert not chat.native_tools
     assert "Call a tool like this: [find-order(" in chat.render(TALK[:2], [FIND], generate=True)
-    template = TemplateOptions(call_form="function_elements").comment() + family.template
+    template = TemplateOptions(call_form="function_elements").write(family.template)
     assert chat_format(replace(family, template=template)).call_form is FORMS["function_elements"]

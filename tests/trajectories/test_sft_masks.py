@@ -12,12 +12,18 @@ from typing import Any
 import pytest
 
 from components.errors import ResourceError
+from components.inference.conversations import Conversations
+from components.inference.protocol import ChatRequest
+from components.models.chat_template import keeps_history
 from components.trajectories.chat import ChatFormat
+from components.trajectories.template_options import TemplateOptions
 from tests.trajectories.families import Family, tokenizer_of
 
 trl = pytest.importorskip("trl")
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
-MARKS = re.compile(r"<\|[\w/]+\|>|<｜[\w▁]+｜>|</?(?:start_of_turn|end_of_turn|end_of_utterance|s)>|<\|?turn\|?>")
+MARKS = re.compile(
+    r"<\|[\w/]+\|>|<｜[\w▁]+｜>|</?(?:start_of_turn|end_of_turn|end_of_utterance|s)>|<\|(?:\w+|\W\|)>|<\w+\|>"
+)
 PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Added tokens that are not special."""
 USER = {"role": "user", "content": "Where?"}
@@ -104,6 +110,40 @@ def test_what_is_trained_on_equals_the_masks_of_trl(subtests):
                 assert _trained(chat, messages, tools) == expected
 
 
+def test_kept_reasoning_makes_one_history_with_any_template(subtests):
+    """Without reasoning, the text between answers is the template's own."""
+    names = [path.stem for path in sorted(TEMPLATES.glob("*.jinja")) if not path.stem.endswith("_training")]
+    chats = {name: _format(name) for name in names if name not in REFUSED}
+    chats["qwen3 without thinking"] = _format("qwen3", before="{%- set enable_thinking = false -%}{{- '' }}")
+    chats = {name: chat for name, chat in chats.items() if chat.reasoning}
+    assert len(chats) > 20
+    closed = {*CLOSED, "qwen3 without thinking"}
+    for name, chat in chats.items():
+        with subtests.test(template=name):
+            chat.tokenizer.chat_template = TemplateOptions(keep_reasoning=True).write(chat.tokenizer.chat_template)
+            kept = ChatFormat(chat.tokenizer)
+            assert keeps_history(kept)
+            asked, called, result, answered = TALKS["calls after reasoning"][0]
+            talk = [asked, called, result, answered] * 2
+            bare = [{key: message[key] for key in message if key != "reasoning"} for message in talk]
+            (stream,) = kept.streams(bare if name in closed else talk, [LOOK_UP])
+            conversations, spans = Conversations(kept, 10**6), iter(stream.spans)
+            for turn in (1, 3, 5, 7):
+                start, end = next(spans)
+                request = ChatRequest(bare[:turn], [LOOK_UP])
+                assert conversations.prompt(request) == stream.token_ids[:start]
+                conversations.record_response(request, (bare if name in closed else talk)[turn], stream.token_ids[:end])
+                own = chat.continuation(bare[: turn + 2], [LOOK_UP], turn, closed=True)
+                assert own in (None, kept.continuation(bare[: turn + 2], [LOOK_UP], turn, closed=True))
+
+
+def test_reasoning_from_a_client_for_a_prompt_that_closes_reasoning_is_the_templates_to_show():
+    chat = _format("qwen3_5_nothink")
+    chat.tokenizer.chat_template = TemplateOptions(keep_reasoning=True).write(chat.tokenizer.chat_template)
+    kept, talk = ChatFormat(chat.tokenizer), [*TALKS["reasoning"][0], USER]
+    assert kept.prompt_ids(talk, []) == chat.encode(chat.render(talk, [], generate=True))
+
+
 def _opened(text: str, without: str, closing: str) -> str:
     """Return an answer of TRL's mask as it follows on a prompt that opens reasoning."""
     if not text.startswith(without):
@@ -114,11 +154,16 @@ def _opened(text: str, without: str, closing: str) -> str:
 
 def _formats(name: str) -> tuple[ChatFormat, str]:
     """Return the format of the published template over a tokenizer with its special tokens, and TRL's template."""
-    published, training = ((TEMPLATES / f"{name}{kind}.jinja").read_text() for kind in ("", "_training"))
-    special = tuple(sorted({*MARKS.findall(published + training), "<bos>"}))
+    training = (TEMPLATES / f"{name}_training.jinja").read_text()
+    return _format(name, marks=training), training
+
+
+def _format(name: str, *, before: str = "", marks: str = "") -> ChatFormat:
+    """Return the format of the published template. before: text before it. marks: text with more special tokens."""
+    published = before + (TEMPLATES / f"{name}.jinja").read_text()
+    special = tuple(sorted({*MARKS.findall(published + marks), "<bos>"}))
     eos = "<|endoftext|>" if name.startswith("phi") else "<eos>"
-    family = Family(name, published, (*special, eos), PLAIN, bos="<bos>", eos=eos)
-    return ChatFormat(tokenizer_of(family)), training
+    return ChatFormat(tokenizer_of(Family(name, published, (*special, eos), PLAIN, bos="<bos>", eos=eos)))
 
 
 def _trained(chat: ChatFormat, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[str]:
