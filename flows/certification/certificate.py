@@ -198,7 +198,8 @@ def check_special_tokens(subject: Subject, engine: Any = None) -> PropertyCheck:
 
 
 def _ends(chat: ChatFormat, special: set[int]) -> set[int]:
-    """Return the special tokens that end an assistant message, alone and before a further question."""
+    """Return the special tokens that end an assistant message, alone and before a further question; after those of
+    the template that always come before, such as Cohere 2's `<|END_RESPONSE|>`."""
     talk = [
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": "reply"},
@@ -207,7 +208,7 @@ def _ends(chat: ChatFormat, special: set[int]) -> set[int]:
     tokens: set[int] = set()
     for length in (2, 3):
         try:
-            after = chat.render(talk[:length], [], generate=False).rpartition("reply")[2]
+            after = chat.render(talk[:length], [], generate=False).rpartition("reply")[2].removeprefix(chat.closing)
         except PromptRefused:
             continue
         tokens |= set([token for token in chat.encode(after) if token in special][:1])

@@ -285,6 +285,15 @@ def test_ends_of_a_response_are_those_of_an_assistant_message(
     assert reason in check.reason
 
 
+def test_a_token_before_the_end_of_a_response_does_not_hide_the_end(subject, base_dir, make_engine, tmp_path):
+    """Cohere 2 writes `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>` and declares the second one."""
+    folder = shutil.copytree(base_dir, tmp_path / "model")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("'<|im_end|>'", "'<|endoftext|><|im_end|>'"))
+    check = check_special_tokens(replace(subject, base_dir=folder), make_engine(folder))
+    assert (check.status, check.figures["end"]) == ("passed", "<|im_end|>")
+
+
 # --- export and environment ---
 
 

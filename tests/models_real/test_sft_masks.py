@@ -6,7 +6,7 @@ import pytest
 
 from components.models.weights import load_tokenizer
 from components.trajectories.chat import ChatFormat
-from tests.trajectories.test_sft_masks import TALKS, TEMPLATES, _masked_by_trl, _trained
+from tests.trajectories.trl_templates import TALKS, TEMPLATES, masked_by_trl, trained
 
 pytestmark = pytest.mark.models
 PUBLISHED = [
@@ -29,7 +29,7 @@ def test_what_is_trained_on_equals_the_masks_of_trl(real_models, subtests):
             if tools and not chat.native_tools:
                 continue
             with subtests.test(template=name, kind=kind):
-                assert _trained(chat, messages, tools) == _masked_by_trl(chat, training, messages, tools)
+                assert trained(chat, messages, tools) == masked_by_trl(chat, training, messages, tools)
                 if "reasoning" in kind and tools:
                     continue  # published templates drop earlier reasoning, so there are several streams
                 (stream,) = chat.streams(messages, tools, final=True)
