@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from components.environments.service import airline, retail
-from components.trajectories.call_forms import MARKS
 from tests.pumping import texts
 from tests.source import MODULES, parsed
 
@@ -43,9 +42,6 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.rewards.rules.accuracy", "f'\\\\W*({letter})\\\\W*'"): [{"letter": "[ABCDEabcde]"}],
     ("components.rewards.rules.accuracy", "marked"): [{"letter": "[ABCDEabcde]"}],
     ("components.rewards.rules.followed", "f'(?<!\\\\w){re.escape(written.strip())}(?!\\\\w)'"): [{"written": "5"}],
-    ("components.rollout.formats", "start"): [
-        {"tools": True, "names": "find|find_order|a", "marked": "|".join(map(re.escape, MARKS))}
-    ],
     ("components.models.targets", "wanted"): [{"wanted": r".*\.(?:q|v)_proj"}],
     **{
         ("components.trajectories.call_forms.elements", name): [{"start": ""}, {"start": "｜DSML｜"}]

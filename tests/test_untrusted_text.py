@@ -26,10 +26,10 @@ from components.rewards.rules.accuracy import Choice, Exact
 from components.rewards.rules.answer_format import Tags
 from components.rewards.rules.patterns import Pattern
 from components.rollout.code import _BLOCK
-from components.rollout.formats import ChatActions, Native, React, UnparsedAction
+from components.rollout.formats import ChatActions, React, UnparsedAction
 from components.rollout.observations import clean
 from components.rollout.tool_schemas import misfit
-from components.trajectories.call_forms import FORMS
+from components.trajectories.call_forms import FORMS, attempts_call
 from components.trajectories.call_forms.pythonic import read_pythonic
 
 pytestmark = pytest.mark.security
@@ -44,12 +44,6 @@ def _react(text):
     return form.read({"role": "assistant", "content": text})
 
 
-def _native(text):
-    form = Native()
-    form.opening([], [TOOL])
-    return form.read({"role": "assistant", "content": text})
-
-
 def _chat(text):
     form = ChatActions()
     form.opening([], [])
@@ -60,7 +54,7 @@ READERS = {
     "tagged calls": FORMS["tagged_json"].read,
     "pythonic calls": read_pythonic,
     "react": _react,
-    "native": _native,
+    "invalid call": lambda text: attempts_call(text, [TOOL]),
     "chat": _chat,
     "block of code": _BLOCK.findall,
     "observation": lambda text: clean(text, 2 * SIZE),
@@ -227,9 +221,8 @@ def test_readers_keep_their_results():
     assert Choice().chosen("I think\n\n  (b).\n B) Paris") == "B"
     assert Choice().chosen("\n\n * C: because") == "C"
     assert _react("Thought: x\n \n  Action: f {}\n\n  Observation: y")["tool_calls"][0]["function"]["name"] == "f"
-    with pytest.raises(UnparsedAction):
-        _native("text\n  [ find ( x")
-    assert _native("text [find(x)]")["content"] == "text [find(x)]"
+    assert attempts_call("text\n  [ find ( x", [TOOL])
+    assert not attempts_call("text [find(x)]", [TOOL])
     assert read_pythonic("say\n[1, 2]\n[find(a=1)]") == ("say\n[1, 2]", [("find", '{"a": 1}')])
     assert [same(text, 3) for text in (" 3 kg. ", "3.0", "-3", "3 kg cm")] == [True, True, False, False]
     assert tagged(Action("</answer><answer>x</answer>", "")) == "</answer><answer>x</answer>"

@@ -117,10 +117,12 @@ class Conversations:
         text = chat.text_of(sampled[:-1] if stopped else sampled)
         before = text_before(text, request.stop)
         text = text if before is None else before
+        invalid = False
         if request.form.without_calls:
             message = chat.message_of(text)
         else:
             message = chat.parse_text(text, turn, request.tools)
+            invalid = not message.get("tool_calls") and chat.attempts_call(text, request.tools)
         self.record_response(request, message, prompt + sampled)
         ended = stopped or before is not None
         reason = "length" if not ended else "tool_calls" if message.get("tool_calls") else "stop"
@@ -134,6 +136,7 @@ class Conversations:
             request.policy,
             altered=request.altered,
             reasoning_tokens=reasoning,
+            invalid_call=invalid,
         )
 
     def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:

@@ -225,6 +225,9 @@ class ChatCompletion:
     `alternatives`. Empty from engines that do not return them."""
     reasoning_tokens: int = 0
     """Number of sampled tokens of the reasoning, with the marks around it; 0 without token ids."""
+    invalid_call: bool | None = None
+    """True if the content is meant as a call of an offered tool that cannot be read; None if the form of the model's
+    calls is unknown, as that of servers."""
 
     @property
     def sampled_tokens(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from components.environments.protocol import Messages, Step
+from components.inference.protocol import ChatCompletion
+from components.trajectories.call_forms import attempts_call
 
 Tools = list[dict[str, Any]]
 Take = Callable[[dict[str, Any]], Awaitable[Step]]
@@ -38,6 +40,13 @@ class Format(Protocol):
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
         """Return the assistant message that expresses an action, for demonstrations."""
         ...
+
+
+def is_invalid_call(completion: ChatCompletion, tools: Tools) -> bool:
+    """Return True for a response that is meant as a call of an offered tool and has none that can be read."""
+    if completion.invalid_call is not None or completion.message.get("tool_calls"):
+        return bool(completion.invalid_call)
+    return attempts_call(completion.message.get("content") or "", tools)
 
 
 def append_system_text(messages: Messages, text: str) -> Messages:

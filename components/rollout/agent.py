@@ -38,6 +38,7 @@ from components.errors import (
 from components.exceptions import described, is_foreign, log_traceback, passes
 from components.inference.protocol import ChatRequest, Engine
 from components.rollout import formats
+from components.rollout.action_format import is_invalid_call
 from components.rollout.formats import Presentation
 from components.rollout.observations import cleaned
 from components.rollout.recorder import Recorder
@@ -85,6 +86,8 @@ class Conversation:
         self.turns = self.sampled = self.truncated = 0
         self.cut_off = False
         """True if the last response was cut off."""
+        self.invalid_call = False
+        """True if the last response is a call of a tool that cannot be read."""
         self.usage = ReportedUsage()
 
     async def answer(self) -> dict[str, Any]:
@@ -98,6 +101,7 @@ class Conversation:
         self.turns, self.sampled = self.turns + 1, self.sampled + completion.sampled_tokens
         self.cut_off = completion.finish_reason == "length"
         self.truncated += self.cut_off
+        self.invalid_call = is_invalid_call(completion, self.tools)
         self.usage.add(completion)
         return completion.message
 
@@ -213,6 +217,7 @@ class Episode:
         """Sample one response and execute it in the environment."""
         answer = await self.answer()
         try:
+            self._require_readable()
             step = await self._format.act(answer, self._execute)
         except formats.UnparsedAction as error:
             self._record_parse_error(error)
@@ -230,6 +235,7 @@ class Episode:
         assert isinstance(self._format, formats.SingleActionFormat)
         answer = await self.answer()
         try:
+            self._require_readable()
             return self._format.read(answer)
         except formats.UnparsedAction as error:
             self._record_parse_error(error)
@@ -246,6 +252,11 @@ class Episode:
         step = await self.step(action)
         self.outcome = step.info
         return replace(step, observation=self._cleaned(step.observation))
+
+    def _require_readable(self) -> None:
+        """Raise UnparsedAction if the last response is a call that cannot be read."""
+        if self.talk.invalid_call:
+            raise formats.UnparsedAction("this call of a tool cannot be read; write it again, as it was shown")
 
     def _record_parse_error(self, error: formats.UnparsedAction) -> None:
         self._parse_errors += 1

@@ -21,7 +21,6 @@ from components.environments.protocol import Messages, Step
 from components.errors import Problem, SpecError
 from components.rollout.action_format import Format, Take, Tools, UnparsedAction, append_system_text
 from components.sandbox import Limits
-from components.trajectories.call_forms import MARKS
 
 Name = Literal["native", "react", "chat", "code"]
 
@@ -61,21 +60,10 @@ class SingleActionFormat:
 
 
 class Native(SingleActionFormat):
-    """The chat template's own tool calls."""
+    """The chat template's own tool calls, which the engine reads (`ChatCompletion.invalid_call`)."""
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
-        names = "|".join(re.escape(tool["function"]["name"]) for tool in tools)
-        marked = "|".join(map(re.escape, MARKS))
-        self._call_start = re.compile(
-            rf"{marked}|^[^\S\n]*+\[\s*+(?:{names})\s*+\(" if tools else r"(?!)", re.MULTILINE
-        )
         return messages, tools
-
-    def read(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the message. Raises UnparsedAction if its text has a call that the engine could not parse."""
-        if not message.get("tool_calls") and self._call_start.search(message.get("content") or ""):
-            raise UnparsedAction("this call of a tool cannot be read; write it again, as it was shown")
-        return message
 
     def write(self, action: dict[str, Any]) -> dict[str, Any]:
         return action

@@ -9,7 +9,11 @@ from typing import Any, Self
 
 from components.trajectories.call_forms.harmony import HarmonyForm
 from components.trajectories.call_forms.marked import CallForm
-from components.trajectories.call_forms.pythonic import certain_text_pythonic, read_pythonic
+from components.trajectories.call_forms.pythonic import (
+    attempts_pythonic,
+    certain_text_pythonic,
+    read_pythonic,
+)
 from components.trajectories.reasoning import ReasoningForm
 
 
@@ -106,6 +110,14 @@ class ResponseReader:
                 for i, (name, arguments) in enumerate(calls)
             ]
         return message
+
+    def attempts_call(self, text: str, tools: Sequence[dict[str, Any]]) -> bool:
+        """Return True for the text of a response that is meant as a call of one of these tools: an invalid one if its
+        message has no calls."""
+        _, answer = self._split(text)
+        return bool(tools) and (
+            self.call_form.attempts_call(answer) if self.call_form else attempts_pythonic(answer, tools)
+        )
 
     def message_of(self, text: str) -> dict[str, Any]:
         """Return the assistant message of a text without calls: reasoning and content."""

@@ -10,13 +10,16 @@ import pytest
 from components.environments.tools import TextEnvironment, acts
 from components.environments.worlds.shop import Shop
 from components.errors import ResourceError, SpecError
-from components.inference.protocol import ChatCompletion, Sampling
+from components.inference.conversations import Conversations
+from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
 from components.rollout import formats
+from components.rollout.action_format import is_invalid_call
 from components.rollout.collector import demonstrate
 from components.rollout.formats import Presentation
 from components.sandbox.bubblewrap import check
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import play
+from tests.trajectories.families import FAMILIES, LOOK_UP, chat_format
 
 
 class Door(TextEnvironment):
@@ -87,15 +90,40 @@ def test_what_cannot_be_read_is_told():
             react.read(said(text))
 
 
-def test_a_native_call_that_the_engine_could_not_read_is_told():
-    native, *_ = opened("native", Shop(train=2, heldout=1))
-    tagged = '<tool_call>{"name": find_order}</tool_call>'
-    for text in ("[find_order(order=K1)]", 'Well.\n[find_order(order="K1"', tagged):
-        with pytest.raises(formats.UnparsedAction, match="this call of a tool cannot be read"):
-            native.read(said(text))
-    assert native.read(said("I called [find_order].")) == said("I called [find_order].")
-    alone, *_ = opened("native", Door())
-    assert alone.read(said("[find_order(1)]")) == said("[find_order(1)]")  # no tool of this environment
+TAGGED = '<tool_call>{"name": look_up}</tool_call>'
+HARMONY = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+ATTEMPTS = [
+    ("qwen3", TAGGED, True),
+    ("qwen3", "Mistral writes [TOOL_CALLS] before calls.", False),
+    ("gpt_oss", f"{HARMONY} to=functions.look_up<|channel|>commentary json<|message|>{{bad}}", True),
+    ("gpt_oss", f"{HARMONY}<|channel|>commentary to=functions.look_up", True),
+    ("gpt_oss", f"{HARMONY}<|channel|>final<|message|>to=me", False),
+    ("llama3", '{"name": "look_up", "parameters": {"word": "a"', True),
+    ("llama3", '{"name": "look_up", "parameters": {"word": "a"}} done', True),
+    ("llama3", '{"name": "Bob", "age": 3}', False),
+    ("smollm2", "[look_up(word=K1)]", True),
+    ("smollm2", 'Well.\n[look_up(word="K1"', True),
+    ("smollm2", "I called [look_up] and [find(1)].\n[find(1)]", False),
+]
+"""Family, response without a call that can be read, and True if it is meant as a call."""
+
+
+def test_an_invalid_call_is_no_answer():
+    """Whatever the form of the model's calls is; if it is unknown, in any form. Without tools, nothing is a call."""
+    chats = {name: chat_format(FAMILIES[name]) for name, *_ in ATTEMPTS}
+    for name, text, invalid in ATTEMPTS:
+        chat, conversations = chats[name], Conversations(chats[name], 10**6)
+        for tools in ([LOOK_UP], []):
+            request = ChatRequest([{"role": "user", "content": "Go."}], tools)
+            tokens = [*chat.encode(text), chat.end_id]
+            logprobs = [0.0] * len(tokens)
+            completion = conversations.completion(
+                request, conversations.prompt(request), tokens, logprobs, frozenset(chat.end_ids)
+            )
+            assert "tool_calls" not in completion.message
+            assert is_invalid_call(completion, tools) == bool(invalid and tools), (text, completion.message)
+    unknown = ChatCompletion(said(TAGGED), "stop", [], [], [], "base")
+    assert [is_invalid_call(unknown, tools) for tools in ([LOOK_UP], [])] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["native", "react", "chat", "code"])

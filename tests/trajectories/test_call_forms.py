@@ -118,6 +118,7 @@ def test_a_call_that_is_cut_short_is_none():
         if (result := read(name, text[:end])) and (calls := result[1])
     }
     assert executed == {}
+    assert [name for name, text in WRITTEN.items() if not FORMS[name].attempts_call(text[:-1])] == []
 
 
 def test_a_misspelled_end_makes_no_longer_argument():

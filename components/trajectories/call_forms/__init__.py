@@ -12,7 +12,8 @@ from components.trajectories.call_forms.bracketed import MarkedPythonic, Mistral
 from components.trajectories.call_forms.elements import FUNCTION_ELEMENTS, KEY_VALUE_ELEMENTS, invoke_elements
 from components.trajectories.call_forms.gemma import GemmaForm
 from components.trajectories.call_forms.harmony import HarmonyForm
-from components.trajectories.call_forms.marked import CallForm, JSONForm, MarkedForm, SectionForm
+from components.trajectories.call_forms.marked import CallForm, JSONForm, MarkedForm, SectionForm, Tools
+from components.trajectories.call_forms.pythonic import attempts_pythonic
 from components.trajectories.call_forms.text_json import TAG, JSONText
 
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>"
@@ -68,5 +69,13 @@ FORMS: Mapping[str, CallForm] = {
     # Llama 3.1 to 3.3
     "json_text": JSONText(),
 }
+
+
+def attempts_call(text: str, tools: Tools) -> bool:
+    """Return True for an answer that is meant as a call of one of these tools, in any form, as that of a server whose
+    model is not known."""
+    return bool(tools) and (attempts_pythonic(text, tools) or any(form.attempts_call(text) for form in FORMS.values()))
+
+
 MARKS = sorted({TAG, *(mark for form in FORMS.values() if isinstance(form, MarkedForm) for mark in form.marks)})
 """Markers with which calls begin, of all forms."""

@@ -75,6 +75,9 @@ class HarmonyForm(CallForm):
             texts.append("" if _CUT_HEAD.fullmatch(rest) else rest)
         return "\n".join(texts)
 
+    def attempts_call(self, text: str) -> bool:
+        return _RECIPIENT.search(text) is not None
+
     def start(self, text: str) -> int:
         return 0
 

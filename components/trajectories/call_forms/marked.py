@@ -38,6 +38,10 @@ class CallForm(ABC):
         return text
 
     @abstractmethod
+    def attempts_call(self, text: str) -> bool:
+        """Return True for an answer that is meant as a call: an invalid one if `read` returns no calls."""
+
+    @abstractmethod
     def start(self, text: str) -> int:
         """Return the place of the first call in a text that has calls."""
 
@@ -79,6 +83,9 @@ class MarkedForm(CallForm):
             return text, calls
         content = "".join(texts).rstrip()
         return (content if texts[0].strip() else content.lstrip()), calls
+
+    def attempts_call(self, text: str) -> bool:
+        return self._next(text, 0) is not None
 
     def start(self, text: str) -> int:
         place = self._next(text, 0)

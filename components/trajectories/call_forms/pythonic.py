@@ -13,10 +13,12 @@ import json
 import re
 from typing import Any, NoReturn
 
-from components.trajectories.call_forms.marked import Calls, after_space, as_json
+from components.trajectories.call_forms.marked import Calls, Tools, after_space, as_json
 
 _LINE = re.compile(r"\n\[(?=\s*+[\w.-]++\s*+\()")
 """Start of a line that may be a list of calls."""
+_CALL_LINE = re.compile(r"^[^\S\n]*+\[\s*+([\w.-]++)\s*+\(", re.MULTILINE)
+"""Start of a line that is meant as a list of calls."""
 _LIST_START = re.compile(r"\[\s*+(?:[\w.-]++\s*+(?:\(|\Z)|\Z)")
 """Start of a list of calls, whole or cut off by the end of the text."""
 _POSSIBLE_LINE = re.compile(rf"\n(?:\Z|{_LIST_START.pattern})")
@@ -48,6 +50,12 @@ def read_pythonic(text: str) -> tuple[str, Calls]:
         except ValueError:
             continue
     raise ValueError("no list of calls")
+
+
+def attempts_pythonic(text: str, tools: Tools) -> bool:
+    """Return True for an answer that is meant as a call: a line of it begins with a call of an offered tool."""
+    names = {tool["function"]["name"] for tool in tools}
+    return any(match[1] in names for match in _CALL_LINE.finditer(text))
 
 
 def certain_text_pythonic(text: str) -> str:

@@ -3,10 +3,14 @@ joined by semicolons or white space, after an optional `<|python_tag|>`."""
 
 from __future__ import annotations
 
+import re
+
 from components.trajectories.call_forms.marked import CallForm, Calls, Tools, after_space, as_json, read_json
 from components.trajectories.reasoning import overlap
 
 TAG = "<|python_tag|>"
+_START = re.compile(rf'\s*+(?:{re.escape(TAG)}|\{{\s*+"name"\s*+:\s*+"[^"]*+"\s*+,\s*+"(?:parameters|arguments)")')
+"""Start of an answer that is meant as a call."""
 
 
 class JSONText(CallForm):
@@ -32,6 +36,9 @@ class JSONText(CallForm):
             if at == len(text):
                 return "", calls
             at += text[at] == ";"
+
+    def attempts_call(self, text: str) -> bool:
+        return _START.match(text) is not None
 
     def start(self, text: str) -> int:
         return min((place for mark in (TAG, "{") if (place := text.find(mark)) >= 0), default=len(text))
