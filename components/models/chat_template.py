@@ -25,6 +25,7 @@ from components.models.chatml import CHATML, chatml
 from components.models.spec import LocalModelSpec
 from components.specs import nearest
 from components.trajectories.chat import ChatFormat
+from components.trajectories.native_calls import PYTHONIC
 from components.trajectories.template_options import TemplateOptions
 from components.trajectories.template_variables import variables
 
@@ -55,9 +56,13 @@ def write(spec: LocalModelSpec, tokenizer: Any, out: Path) -> None:
     path.write_text("".join([*lines, "{{- '' }}"] if lines else []) + template, encoding="utf-8")
 
 
-def check_reasoning(spec: LocalModelSpec, chat: ChatFormat, name: str) -> None:
-    """Raise SpecError for `keep_reasoning` of a model without reasoning, or whose template rewrites also what others
-    write. chat: of the model. name: of the model."""
+def check_options(spec: LocalModelSpec, chat: ChatFormat, name: str) -> None:
+    """Raise SpecError for a `call_form` that the model's template does not write, because later prompts would show
+    calls in another form than the model wrote, and for `keep_reasoning` of a model without reasoning, or whose template
+    rewrites also what others write. chat: of the model. name: of the model."""
+    if spec.call_form not in (None, PYTHONIC) and chat.call_form is None:
+        text = f"{spec.call_form}: the chat template of {name} does not write calls in this form; expected null, for "
+        raise SpecError([Problem("model.call_form", f"{text}the form that it writes, or {PYTHONIC}")])
     if not spec.keep_reasoning:
         return
     reason = None

@@ -112,7 +112,7 @@ def _with_template(spec: ModelSpec, base_dir: Path, out: Path, record: Path) -> 
         _place(path, out / path.name)
     chat_template.write(spec, _read_tokenizer(base_dir), out)
     chat = ChatFormat(load_tokenizer(out))
-    chat_template.check_reasoning(spec, chat, base_dir.name)
+    chat_template.check_options(spec, chat, base_dir.name)
     chat_template.declare_end(out, declared_end(base_dir), chat.end_id)
 
 

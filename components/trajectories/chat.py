@@ -170,13 +170,13 @@ class ChatFormat(ResponseReader):
         if self.reasoning is not None and not self.renders_reasoning:
             messages = [_with_reasoning(message, self.reasoning) for message in messages]
         if self.native_tools:
-            return [self.native_calls.message(message) for message in messages]
+            return self.native_calls.messages(messages)
         shown = tools_as_text(messages, tools, self.tool_role)
         if not self.system_role:
             shown = system_as_user(shown)
         if self.alternates:
             shown = merge_user_messages(shown)
-        return [self.native_calls.message(message) for message in shown]
+        return self.native_calls.messages(shown)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without added special tokens. Raises PromptRefused for invalid Unicode."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 from zlib import crc32
@@ -36,8 +37,8 @@ _SYSTEM, _USER, _RESULT = "root", "stem", "leaf"
 
 
 class NativeCalls:
-    """The calls of a chat template. end: text after an assistant message. named: form of the calls; None for the one
-    that the template writes."""
+    """The calls of a chat template. end: text after an assistant message. named: form of the calls, which the template
+    has to write; None for the first known one that it writes."""
 
     def __init__(self, template: ChatTemplate, special_tokens: SpecialTokens, end: str, named: str | None = None):
         self._template = template
@@ -45,26 +46,32 @@ class NativeCalls:
         self._end = end
         self._arguments_as_text = False
         """True if the template reads the arguments of calls as JSON text, as DeepSeek's does."""
-        self._short_ids = False
-        """True if ids of calls have nine letters, as in Mistral's templates."""
-        self.form = FORMS.get(named) if named else self._form()
-        """Form of the calls; None if the template does not present tools, has no form that is known, or drops the
-        system message or the results after calls, as that of Mistral Nemo."""
-        self.single = self.form is not None and not self._writes(2)
+        self._id = _given_id
+        """Returns the id with which the template shows a call."""
+        self.form = self._form([form for name, form in FORMS.items() if named in (None, name)])
+        """Form of the calls; None if the template does not present tools, does not write the named form or one that is
+        known, or drops the system message or the results after calls, as that of Mistral Nemo."""
+        self.single = self.form is not None and not self._writes_both()
         """True if the template refuses or drops the second call of a message."""
         self.end = self._end_of_calls()
         """Special token after a message with calls; None if it is that of other messages."""
 
-    def message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message of OpenAI's format as the template expects it: with text content, call arguments as mappings
-        or as text, and reasoning under the names that templates read."""
-        shown = {**message, "content": message.get("content") or ""}
-        if (reasoning := shown.pop("reasoning", None)) is not None:
-            shown |= {"reasoning_content": reasoning, "thinking": reasoning}
-        if message.get("tool_calls"):
-            shown["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
-        if self._short_ids and message.get("tool_call_id"):
-            shown["tool_call_id"] = _short_id(message["tool_call_id"])
+    def messages(self, messages: Messages) -> Messages:
+        """Return a conversation of OpenAI's format as the template expects it: with text content, call arguments as
+        mappings or as text, ids of calls in the template's form, and reasoning under the names that templates read."""
+        ids: dict[str, str] = {}
+        count = 0
+        shown = []
+        for message in messages:
+            shown.append({**message, "content": message.get("content") or ""})
+            if (reasoning := shown[-1].pop("reasoning", None)) is not None:
+                shown[-1] |= {"reasoning_content": reasoning, "thinking": reasoning}
+            if calls := message.get("tool_calls"):
+                shown[-1]["tool_calls"] = [self._call(call, number) for number, call in enumerate(calls, count)]
+                count += len(calls)
+                ids |= {old["id"]: new["id"] for old, new in zip(calls, shown[-1]["tool_calls"], strict=True)}
+            if message.get("tool_call_id") in ids:
+                shown[-1]["tool_call_id"] = ids[message["tool_call_id"]]
         return shown
 
     def written(self, calls: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
@@ -75,21 +82,22 @@ class NativeCalls:
         answer = self._answer(calls, tools)
         return answer[self.form.start(answer) :].removesuffix(self.end or "")
 
-    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, call: dict[str, Any], number: int) -> dict[str, Any]:
         name, arguments = named_arguments(call)
         shown = json.dumps(arguments, ensure_ascii=False) if self._arguments_as_text else arguments
-        named = {**call, "function": {**call["function"], "name": name, "arguments": shown}}
-        return {**named, "id": _short_id(call["id"])} if self._short_ids else named
+        function = {**call["function"], "name": name, "arguments": shown}
+        return {**call, "id": self._id(call["id"], name, number), "function": function}
 
-    def _form(self) -> CallForm | None:
-        for self._arguments_as_text, self._short_ids in product((False, True), repeat=2):
+    def _form(self, forms: Sequence[CallForm]) -> CallForm | None:
+        """Return the first of the forms that the template writes, and set the arguments and ids that it reads."""
+        for self._arguments_as_text, self._id in product((False, True), _IDS):
             try:
                 if "Probes." not in self._rendered([], _USER):
                     return None
                 answer = self._answer(_CALLS[:1], _TOOLS)
             except EngineError:
                 continue
-            if form := next((form for form in FORMS.values() if _reads(form, answer, 1)), None):
+            if form := next((form for form in forms if _reads(form, answer, 1)), None):
                 return form if self._keeps_messages() else None
         return None
 
@@ -101,12 +109,13 @@ class NativeCalls:
             return _RESULT in self._rendered(_CALLS[:1], _USER)
         return _RESULT in after and (_SYSTEM in after or _SYSTEM not in before)
 
-    def _writes(self, count: int) -> bool:
-        """Return True if the template writes so many calls of a message."""
+    def _writes_both(self) -> bool:
+        """Return True if the template writes both calls of a message."""
         try:
-            return self.form is not None and _reads(self.form, self._answer(_CALLS[:count], _TOOLS), count)
+            answer = self._answer(_CALLS, _TOOLS)
         except EngineError:
             return False
+        return all(name in answer for name, _ in _READ)
 
     def _end_of_calls(self) -> str | None:
         if self.form is None:
@@ -121,6 +130,8 @@ class NativeCalls:
             if _RESULT in after[: match.start()]:
                 return None
             if _reads(self.form, after[: match.start()], 1):
+                if self.form.read(after[: match.start()], _TOOLS)[0].strip():
+                    return None  # text after the call
                 return match[0] if not self._end.endswith(match[0]) and match[0] not in self._end else None
         return None
 
@@ -132,13 +143,13 @@ class NativeCalls:
         if calls:
             talk.append({"role": "assistant", "content": "", "tool_calls": calls})
             talk.append({"role": "tool", "content": _RESULT, "tool_call_id": calls[0]["id"]})
-        return self._template.render([([self.message(message) for message in talk], False)], _TOOLS)[0]
+        return self._template.render([(self.messages(talk), False)], _TOOLS)[0]
 
     def _answer(self, calls: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         """Return an assistant message of calls as the template writes it, without the end of the turn."""
         talk: Messages = [{"role": "user", "content": _USER}]
         talk.append({"role": "assistant", "content": "", "tool_calls": calls})
-        shown = [self.message(message) for message in talk]
+        shown = self.messages(talk)
         head, whole = self._template.render([(shown[:1], True), (shown, False)], tools)
         answer = whole.removeprefix(head) if whole.startswith(head) else whole.rpartition(_USER)[2]
         return answer.rpartition(self._end)[0] or answer
@@ -152,6 +163,18 @@ def _reads(form: CallForm, text: str, count: int) -> bool:
         return False
 
 
-def _short_id(name: str) -> str:
-    """Return an id of nine letters for an id of a call."""
+def _given_id(name: str, function: str, number: int) -> str:
+    return name
+
+
+def _short_id(name: str, function: str, number: int) -> str:
+    """Return an id of nine letters, as Mistral's templates demand it."""
     return f"{crc32(name.encode()):09d}"[-9:]
+
+
+def _numbered_id(name: str, function: str, number: int) -> str:
+    """Return an id as Kimi K2 writes it: its template shows it in place of the name. number: of the calls before."""
+    return f"functions.{function}:{number}"
+
+
+_IDS = (_given_id, _short_id, _numbered_id)

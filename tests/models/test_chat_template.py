@@ -81,7 +81,10 @@ def test_options_in_a_template_hold_until_the_configuration_says_otherwise(base_
     folders = {
         "as exported": (exported, TemplateOptions(True, "pythonic")),
         "reasoning off": (exported | {"keep_reasoning": False}, TemplateOptions(False, "pythonic")),
-        "other calls": (exported | {"call_form": "json_text"}, TemplateOptions(True, "json_text")),
+        "other calls": (
+            {"chat_template": TemplateOptions(True, "json_text").write(before), "call_form": "pythonic"},
+            TemplateOptions(True, "pythonic"),
+        ),
         "new": ({"chat_template": before, "keep_reasoning": True}, TemplateOptions(True)),
         "none": ({"chat_template": before}, TemplateOptions()),
     }
@@ -147,6 +150,11 @@ def test_what_a_template_does_not_read_is_refused_before_anything_runs(base_dir,
             with pytest.raises(SpecError) as caught:
                 refuse(spec_of(**changes), tmp_path)
             assert words in str(caught.value), changes
+    with pytest.raises(
+        SpecError, match=r"model\.call_form: kimi: the chat template of .* does not write calls in this form"
+    ):
+        prepare(spec_of(call_form="kimi"), tmp_path)
+    assert ChatFormat(load_tokenizer(prepare(spec_of(call_form="pythonic"), tmp_path))).call_form is None
     for value in ("missing.jinja", str(base_dir / "tokenizer.json")):
         with pytest.raises(SpecError, match="chatml, or the path of a Jinja template"):
             spec_of(chat_template=value)

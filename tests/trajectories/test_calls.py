@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 
 from components.trajectories.call_forms import FORMS
 from components.trajectories.call_forms.pythonic import read_pythonic, write_pythonic
+from components.trajectories.template_options import TemplateOptions
+from tests.trajectories.families import Family, chat_format
+from tests.trajectories.test_chat import FIND, assistant, tool, user
 
 read_tagged = FORMS["tagged_json"].read
 unicode = st.text(
@@ -190,3 +194,77 @@ def test_any_text_is_read_or_refused(text):
             assert isinstance(json.loads(arguments), dict)
             assert name
         assert found or content == text
+
+
+MISTRAL = """{{- '<s>' }}
+{%- if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+    {%- for call in message.tool_calls or [] %}
+        {%- if call.id | length != 9 %}{{ raise_exception('ids have nine letters') }}{% endif %}
+        {{- '[TOOL_CALLS]' if loop.first else ', ' }}{{ '[' if loop.first else '' }}
+        {{- '{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
+        {{- ', "id": "' + call.id + '"}' }}{{ ']' if loop.last else '' }}
+    {%- endfor %}{{ message.content + '</s>' }}
+{%- elif message.role == 'tool' %}{{ '[TOOL_RESULTS]' + message.tool_call_id + message.content + '[/TOOL_RESULTS]' }}
+{%- else %}{{ '[INST]' + message.content + '[/INST]' }}{% endif %}
+{%- endfor %}"""
+KIMI = """{%- if tools %}{{ '<|im_system|>tool_declare<|im_middle|>' + (tools | tojson) + '<|im_end|>' }}{% endif %}
+{%- for message in messages %}
+{{- '<|im_' + message.role + '|>' + message.role + '<|im_middle|>' }}
+{%- if message.role == 'tool' %}{{ '## Return of ' + message.tool_call_id + '\n' }}{% endif %}
+{{- message.content }}
+{%- if message.tool_calls %}{{ '<|tool_calls_section_begin|>' }}
+    {%- for call in message['tool_calls'] %}
+        {{- '<|tool_call_begin|>' + call['id'] + '<|tool_call_argument_begin|>' }}
+        {{- (call['function']['arguments'] | tojson) + '<|tool_call_end|>' }}
+    {%- endfor %}{{ '<|tool_calls_section_end|>' }}
+{%- endif %}{{ '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_assistant|>assistant<|im_middle|>' }}{% endif %}"""
+"""As Kimi K2's published template: a call has its id in place of its name."""
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_calls_and_results_have_the_ids_that_a_template_reads(subtests, named):
+    """The model writes Kimi's, whose numbers count over the conversation (`make_tool_call_id` of vLLM 0.32)."""
+    talk = [user("a")]
+    for turn, count in enumerate((2, 1)):
+        calls = [("find-order", {"order": f"K{turn}{index}"}) for index in range(count)]
+        message = assistant("", *calls)
+        for index, call in enumerate(message["tool_calls"]):
+            call["id"] = f"call_{turn}_{index}"
+        talk += [message, *(tool("b") | {"tool_call_id": call["id"]} for call in message["tool_calls"])]
+    numbered = [f"functions.find-order:{number}" for number in range(3)]
+    cases = {
+        "mistral": (MISTRAL, r'"id": "(\d{9})"}', r"\[TOOL_RESULTS\](\d{9})b", None),
+        "kimi": (KIMI, r"<\|tool_call_begin\|>(.*?)<", r"Return of (\S+)", numbered),
+    }
+    for form, (template, of_call, of_result, expected) in cases.items():
+        with subtests.test(form):
+            special = ("<s>", "</s>") if form == "mistral" else ("<|im_end|>", "<|im_middle|>")
+            template = TemplateOptions(call_form=form if named else None).write(template)
+            chat = chat_format(Family(form, template, special, (), eos=special[1]))
+            assert (chat.call_form, chat.single_call) == (FORMS[form], False)
+            text = chat.render(talk, [FIND], generate=True)
+            ids = re.findall(of_call, text)
+            assert len(set(ids)) == 3
+            assert re.findall(of_result, text) == ids
+            assert expected in (None, ids)
+            (stream,) = chat.streams(talk[:-1], [FIND])
+            read = [chat.parse(stream.token_ids[slice(*span)], turn, [FIND]) for turn, span in enumerate(stream.spans)]
+            assert read == [message for message in talk if message["role"] == "assistant"]
+
+
+def test_only_white_space_is_between_a_call_and_the_token_that_ends_it():
+    template = """{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
+    {%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- (call.function.arguments | tojson) + '}\n</tool_call>' }}
+    {%- endfor %}{{ 'AFTER' if message.tool_calls else '<|im_end|>\n' }}{% endfor %}
+    {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+    special = ("<|im_start|>", "<|im_end|>", "<|call|>")
+    ends = {r"\n<|call|>": "<|call|>", r"\nNo more.<|call|>": "<|im_end|>", "<|im_end|>": "<|im_end|>"}
+    formats = {after: chat_format(Family("a", template.replace("AFTER", after), special)) for after in ends}
+    assert {after: chat.call_end for after, chat in formats.items()} == ends

@@ -233,5 +233,5 @@ def test_a_form_of_calls_can_be_named():
     chat = chat_format(replace(family, template=template))
     assert not chat.native_tools
     assert "Call a tool like this: [find-order(" in chat.render(TALK[:2], [FIND], generate=True)
-    template = TemplateOptions(call_form="function_elements").write(family.template)
-    assert chat_format(replace(family, template=template)).call_form is FORMS["function_elements"]
+    template = TemplateOptions(call_form="tagged_json").write(family.template)
+    assert chat_format(replace(family, template=template)).call_form is FORMS["tagged_json"]
