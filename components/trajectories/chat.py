@@ -77,6 +77,7 @@ class ChatFormat(ResponseReader):
         self.channel = self._response_channel()
         self.reasoning = self._reasoning_form()
         self.renders_reasoning = reads_reasoning(str(tokenizer.get_chat_template()))
+        self.reasoning_end = self._end_of_reasoning(self.reasoning) if self.reasoning else ""
 
     def _end_of_turn(self) -> tuple[list[int], list[int]]:
         """Return the special tokens after an assistant message, from rendered conversations, and the tokens that only
@@ -119,6 +120,20 @@ class ChatFormat(ResponseReader):
                 head = self._render([([{"role": "user", "content": "a"}], True)], [])[0]
                 return ReasoningForm(start, end, opened=False).after(head)
         return None
+
+    def _end_of_reasoning(self, form: ReasoningForm) -> str:
+        """Return the end mark with the white space around it, as the template writes it. It is the form's own if the
+        template drops reasoning."""
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "stem", "reasoning": "root"}]
+        try:
+            rendered = [text for _, _, text in self.responses(talk, [])]
+        except (EngineError, ResourceError):
+            rendered = []
+        for text in (*rendered, form.write("root", "stem")):
+            before, end, after = text.partition("root")[2].partition(form.end)
+            if end:
+                return before + end + after[: len(after) - len(after.lstrip())]
+        return form.end
 
     def _renders(self, roles: tuple[str, ...], which: int = -1) -> bool:
         """Return True if the template renders a conversation of these roles, including message `which`."""

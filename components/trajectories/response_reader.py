@@ -40,6 +40,8 @@ class ResponseReader:
     """Marks of the model's reasoning, as after a question; None if its template knows none."""
     renders_reasoning: bool
     """True if the template reads reasoning from a field of messages; otherwise it gets it as part of the content."""
+    reasoning_end: str
+    """Text between reasoning and what follows it: the end mark and white space; empty without reasoning."""
     call_form: CallForm | None
     """Form in which the template writes calls; None for a template without tools, or with another form."""
     single_call: bool

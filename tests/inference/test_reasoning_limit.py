@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -11,12 +12,16 @@ import torch
 from components.algorithms.policy_gradient.returns import turn_lengths
 from components.errors import SpecError
 from components.inference.transformers import batch
+from components.inference.transformers.sampling import ReasoningLimit
 from components.models.weights import load_model
 from components.rollout.recorder import Recorder
+from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Scenario, Trajectory
 from tests.inference.exact import TOLERANCE, ask, logits
 from tests.inference.test_engine import chat
+from tests.trajectories.families import Family, tokenizer_of
 from tests.trajectories.templates import OPENED, REASONING
+from tests.trajectories.test_sft_masks import MARKS, PLAIN, TEMPLATES
 
 LIMIT = 12
 
@@ -79,6 +84,30 @@ def test_a_response_that_does_not_reason_at_the_limit_is_left_alone(engine_with,
     (answer,) = chat(engine, ask("Hi", max_tokens=99, max_thinking_tokens=LIMIT if "</think>" not in text else 20))
     assert answer.token_ids == tokens
     assert math.isfinite(sum(answer.logprobs))
+
+
+ENDS = {
+    "gptoss": ("<|channel|>analysis<|message|>one", "<|end|>"),  # a call or the answer may follow
+    "glm4moe": ("\n<think>one", "</think>\n"),
+    "gemma4_v5": ("<|channel>thought\none", "\n<channel|>"),
+    "gemma4": ("<|channel>thought\none", "\n<channel|>"),
+    "qwen3": ("<think>\none", "\n</think>\n\n"),
+    "qwen3_5_think": ("one", "\n</think>\n\n"),
+    "nemotron_3_nano": ("one", "\n</think>\n"),
+    "lfm2_2_5": ("<think>one", "</think>"),
+}
+"""Unfinished reasoning and its end, by published template. `gemma4` drops the reasoning of plain answers."""
+
+
+def test_reasoning_is_ended_as_the_template_ends_it(subtests):
+    for name, (text, end) in ENDS.items():
+        with subtests.test(template=name):
+            template = (TEMPLATES / f"{name}.jinja").read_text()
+            special = tuple(sorted({*MARKS.findall(template), "<bos>", "<eos>"}))
+            chat = ChatFormat(tokenizer_of(Family(name, template, special, PLAIN, bos="<bos>", eos="<eos>")))
+            limit, sampled = ReasoningLimit(chat, 1), chat.encode(text)
+            added = list(iter(partial(limit.next_token, sampled), None))
+            assert chat.tokenizer.decode(added) == end
 
 
 def test_a_template_without_reasoning_is_refused(engine):

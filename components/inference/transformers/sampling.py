@@ -109,7 +109,7 @@ class ReasoningLimit:
             ended = self._form.answer_start(text) is not None
             self._decided = begun or ended
             if begun and not ended:
-                self._added = self._chat.encode(f"\n{self._form.end}\n\n")
+                self._added = self._chat.encode(self._chat.reasoning_end)
         return self._added.pop(0) if self._added else None
 
 
