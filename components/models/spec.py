@@ -82,7 +82,9 @@ class ArchitectureSpec(Spec):
 
 LONGEST_TEMPLATE = 1 << 20
 """Maximum size of a chat template in bytes. Published ones have up to 30 kB."""
-_LATER = ("architecture", "chat_template", "chat_template_kwargs", "call_form", "keep_reasoning")
+TEMPLATE = ("chat_template", "chat_template_kwargs", "call_form", "keep_reasoning")
+"""Fields that change the chat template of a model's folder."""
+_LATER = ("architecture", *TEMPLATE)
 """Fields that are left out while they are null or empty, so that they do not change stage keys."""
 
 
@@ -155,8 +157,12 @@ class LocalModelSpec(Spec):
     @property
     def changes_template(self) -> bool:
         """Tell whether the chat template of the model's folder differs from that of the original."""
-        options = self.chat_template, self.chat_template_kwargs, self.call_form
-        return any(options) or self.keep_reasoning is not None
+        return bool(self.template_settings)
+
+    @property
+    def template_settings(self) -> dict[str, Any]:
+        """The set fields that change the chat template."""
+        return {name: value for name in TEMPLATE if (value := getattr(self, name)) not in (None, {})}
 
     @property
     def for_tests(self) -> bool:

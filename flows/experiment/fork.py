@@ -7,6 +7,7 @@ else belongs to the new run: another algorithm, reward or learning rate continue
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from components.artifacts import Artifact, Store
 from components.deployment.card import placeless
@@ -64,7 +65,8 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
             f"step {step} of run {run.short} leaves nothing to do with rounds={spec.rounds}, which counts from the "
             f"start of that run; expected rounds={step + 1} or more, or feedback to train on"
         )
-    source, own = run.spec.get("model", {}), spec.model.model_dump(mode="json")
+    own = spec.resolve_dtypes(spec.model, "train").model_dump(mode="json")
+    source = _trained_model(run)
     same = ["name", "source", "quantization", "lora"]
     if spec.model.lora is None or spec.model.quantization != "none":
         same.append("dtype")  # of the trained weights, or of the weights before quantization
@@ -83,6 +85,13 @@ def resolve(spec: ExperimentSpec, store: Store) -> Fork | None:
         [_data(store, run, keys[n], n) for n in anchored],
         {n: _retraining_checkpoint(store, run, keys, n) for n in _retraining_rounds(spec) if n <= step},
     )
+
+
+def _trained_model(run: RunRecord) -> dict[str, Any]:
+    """Return `model` of a run, with the dtype that it was trained in in place of `auto`."""
+    model = run.spec.get("model", {})
+    trained = [stage.request["spec"]["model"] for stage in run.stages if stage.request["stage"] == "train"]
+    return {**model, "dtype": trained[-1]["dtype"]} if trained else model
 
 
 def named(spec: ExperimentSpec, name: str) -> RunRecord:

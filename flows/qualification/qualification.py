@@ -149,8 +149,9 @@ def _chat(spec: QualifiedSettings, cache: Path) -> ChatFormat:
     from components.models.weights import check_weights, load_tokenizer, prepare
     from components.trajectories.chat import ChatFormat
 
-    check_weights(spec.model, cache)
-    return ChatFormat(load_tokenizer(prepare(spec.model, cache)))
+    model = spec.model.model_copy(update={"quantization": "none"})  # the tokenizer needs no rounded weights
+    check_weights(model, cache)
+    return ChatFormat(load_tokenizer(prepare(model, cache)))
 
 
 def _tokens(chat: ChatFormat, episode: Trajectory) -> int:

@@ -81,7 +81,7 @@ def _revise(options: argparse.Namespace) -> int:
     spec = recorded_experiment(run, options.trust, {*REPLACED, "reward"} if options.overrides else REPLACED)
     episodes = load(root, run, stage, trust=options.trust)
     target = _composed(options.overrides) if options.overrides else _own(run, spec)
-    verdicts, costs = _judge(root, spec, stage, episodes, target)
+    verdicts, costs = _judge(root, spec, stage, episodes, spec.resolve_dtypes(target, "judge"))
     corrections = [
         _correction(trajectory, judge, revised, episodes)
         for trajectory, judge, revised in verdicts
@@ -146,7 +146,8 @@ def _judge(
     policy = context.store.find(policy_key) if policy_key else None
     finished = [trajectory for trajectory in episodes.by_id.values() if trajectory.failure is None]
     try:
-        with judging(reward, context, spec.judge, spec.model, policy, spec.inference) as judgements:
+        model = spec.resolve_dtypes(spec.model, "judge")
+        with judging(reward, context, spec.judge, model, policy, spec.inference) as judgements:
 
             async def judge(trajectory: Trajectory) -> _Verdicts:
                 return [

@@ -32,7 +32,8 @@ class ImportStage(StageSpec):
 
     def key_part(self) -> dict[str, Any]:
         names = ("source", "name", "revision", "max_length")
-        model = {name: getattr(self.model, name) for name in names} | self.model.content()
+        model = {name: getattr(self.model, name) for name in names}
+        model |= self.model.template_settings | self.model.content()
         contents = {"content": self.content, "heldout_content": self.heldout_content}
         return {"data": self.data.meaning(), "model": model, **contents}
 

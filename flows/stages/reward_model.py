@@ -84,7 +84,7 @@ def _judged(inputs: Inputs, ago: int = 0) -> JudgedCollection:
 
 STAGE = Stage(
     "reward_model",
-    3,
+    4,
     RewardModelStage,
     "reward_model",
     REWARD_MODEL_VERSION,

@@ -199,7 +199,7 @@ OPTIONAL_FILES = ("adapter/", "adapters/", "weights/", "guards.jsonl")
 
 STAGE = Stage(
     "train",
-    8,
+    9,
     TrainStage,
     "checkpoint",
     CHECKPOINT_VERSION,

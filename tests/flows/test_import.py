@@ -21,7 +21,7 @@ from flows.recipes.run import Run
 from flows.stages import STAGES
 from flows.stages.base import Context
 from flows.stages.execute import request_key, run_stage
-from flows.stages.import_data import summary_text
+from flows.stages.import_data import ImportStage, summary_text
 from tests.data import rows as samples
 from tests.flows.declarations import check_artifact
 from tests.flows.pretend import spec_of
@@ -152,6 +152,10 @@ def test_the_key_is_that_of_the_content(context, tmp_path):
         assert request_key(requests(root, path, **changed).import_data(), context) != artifact.key
     write(copy, samples.FORMS["thumbs"][:2])
     assert request_key(requests(root, copy).import_data(), context) != artifact.key
+    spec = ImportStage.model_validate(requests(root, path).import_data().spec)
+    for template in ({"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"a": 1}}, {"keep_reasoning": True}):
+        model = spec.model.model_copy(update=template)
+        assert spec.model_copy(update={"model": model}).key_part() != spec.key_part(), template
 
 
 def test_a_source_that_changes_during_the_run_is_refused(context, tmp_path):
