@@ -19,9 +19,8 @@ from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Scenario, Trajectory
 from tests.inference.exact import TOLERANCE, ask, logits
 from tests.inference.test_engine import chat
-from tests.trajectories.families import Family, tokenizer_of
 from tests.trajectories.templates import OPENED, REASONING
-from tests.trajectories.test_sft_masks import MARKS, PLAIN, TEMPLATES
+from tests.trajectories.trl_templates import published
 
 LIMIT = 12
 
@@ -102,9 +101,7 @@ ENDS = {
 def test_reasoning_is_ended_as_the_template_ends_it(subtests):
     for name, (text, end) in ENDS.items():
         with subtests.test(template=name):
-            template = (TEMPLATES / f"{name}.jinja").read_text()
-            special = tuple(sorted({*MARKS.findall(template), "<bos>", "<eos>"}))
-            chat = ChatFormat(tokenizer_of(Family(name, template, special, PLAIN, bos="<bos>", eos="<eos>")))
+            chat = ChatFormat(published(name))
             limit, sampled = ReasoningLimit(chat, 1), chat.encode(text)
             added = list(iter(partial(limit.next_token, sampled), None))
             assert chat.tokenizer.decode(added) == end
