@@ -129,12 +129,18 @@ def test_no_message_of_harmony_is_lost():
         f"{analysis}a{next_one}{find}{{": ("a", "to=functions.find-order {", ""),
         "<|channel|>analysis to=python code<|message|>print(1)": (None, "to=python print(1)", ""),
         f"{analysis}a{next_one}<|channel|>fin": ("a", "", ""),
+        f"{analysis}a{final}b{next_one}{final}c{analysis}d<|end|>e{final}": (
+            f"a{final.replace('<', '< ')}b",
+            f"c{analysis.replace('<', '< ')}d\ne{final.replace('<', '< ')}",
+            f"c{analysis.replace('<', '< ')}d",
+        ),
         "Bern": (None, "Bern", ""),
     }
     for text, (reasoning, content, streamed) in cases.items():
         message = chat.parse_text(text, 0, [FIND])
         assert (message.get("reasoning"), message["content"], "tool_calls" in message) == (reasoning, content, False)
         assert chat.message_of(text) == message
+        assert chat.render([user("Where?"), message, user("And?")], [FIND], generate=True), "the template accepts it"
         growing = growing_message(chat, (), tools=[FIND])
         parts = [(growing.extend([token]), growing.reasoning) for token in chat.encode(text)]
         assert ["".join(part) for part in zip(*parts, strict=True)] == [streamed, reasoning or ""], text

@@ -13,7 +13,7 @@ import json
 import re
 from typing import NamedTuple
 
-from components.trajectories.call_forms.marked import CallForm, Calls, Tools, as_json, no_number, overlap
+from components.trajectories.call_forms.marked import CallForm, Calls, Tools, as_json, no_number
 from components.trajectories.reasoning import ReasoningForm
 
 START = "<|start|>assistant"
@@ -28,6 +28,10 @@ _CUT_HEAD = re.compile(r"\s*+(?:<\|start\|>|<\|channel\|>)(?:(?!<\|message\|>).)
 """Head of a message that is not ended."""
 _RECIPIENT = re.compile(rf"(?:\A|{re.escape(START)}|<\|channel\|>\w+)\s*+to=")
 """Recipient in a head, also in one that is not ended."""
+_MARK = re.compile(r"<(?=\|(?:start|channel|message|constrain|end|call|return)\|>)")
+"""Special token within a text."""
+_POSSIBLE_MARK = re.compile(r"<(?:\|\w*+\|?)?\Z")
+"""End of a growing text that may become a special token."""
 _TOOLS = "functions."
 
 
@@ -64,7 +68,7 @@ class HarmonyForm(CallForm):
 
     def plain(self, text: str) -> str:
         """Return the content of an answer in which nothing is called. A message to a recipient begins with `to=`: what
-        cannot be called is shown as text, without special tokens, which templates refuse in content."""
+        cannot be called is shown as text."""
         messages, rest = read_messages(text)
         texts = [
             f"to={message.recipient} {message.body}" if message.recipient else message.body
@@ -73,7 +77,7 @@ class HarmonyForm(CallForm):
         ]
         if not messages or rest.strip():
             texts.append("" if _CUT_HEAD.fullmatch(rest) else rest)
-        return "\n".join(texts)
+        return _escaped("\n".join(texts))
 
     def attempts_call(self, text: str) -> bool:
         return _RECIPIENT.search(text) is not None
@@ -90,7 +94,7 @@ class HarmonyForm(CallForm):
             if message.channel == "final":
                 return "\n".join([*texts, _certain_body(text, message)])
             if not message.is_reasoning:
-                texts.append(message.body)
+                texts.append(_escaped(message.body))
         return ""
 
 
@@ -101,7 +105,7 @@ class HarmonyReasoning(ReasoningForm):
         messages, rest = read_messages(text)
         thoughts = [message.body for message in messages if message.is_reasoning]
         answer = [text[message.start : message.end] for message in messages if not message.is_reasoning]
-        return (_joined(thoughts) if thoughts else None), "".join([*answer, rest])
+        return (_escaped(_joined(thoughts)) if thoughts else None), "".join([*answer, rest])
 
     def certain(self, text: str) -> str:
         return _joined([_certain_body(text, message) for message in read_messages(text)[0] if message.is_reasoning])
@@ -135,9 +139,13 @@ def _call(message: HarmonyMessage) -> tuple[str, str]:
 
 def _certain_body(text: str, message: HarmonyMessage) -> str:
     """Return the part of a message of a growing text that later text does not change."""
-    if message.end < len(text) or text.endswith((END, CALL)):
-        return message.body
-    return message.body[: len(message.body) - max(overlap(message.body, mark) for mark in (END, CALL))]
+    ended = message.end < len(text) or text.endswith((END, CALL))
+    return _escaped(message.body if ended else _POSSIBLE_MARK.sub("", message.body))
+
+
+def _escaped(text: str) -> str:
+    """Return a text with the special tokens in it as plain text (`< |channel|>`): templates refuse them in messages."""
+    return _MARK.sub("< ", text)
 
 
 def _joined(thoughts: list[str]) -> str:
