@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from components.errors import ContextOverflow
@@ -23,6 +25,7 @@ from components.trajectories.chat import ChatFormat
 
 REMEMBERED_ANSWERS = 8192
 """Maximum number of responses whose tokens are cached for continuation."""
+_EMPTY: tuple[Any, ...] = (None, "", [])
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,12 @@ class _Answer:
     message: dict[str, Any]
     conversation: str
     """Key of the conversation, including this response."""
+    reasoning: tuple[str | None, ...]
+    """Reasoning of each response of the conversation."""
     tokens: list[int]
-    closed: bool
-    """True if the tokens end with the end-of-turn token."""
+    closed: bool | None
+    """True if the tokens end with the end of such a message; None if they end with that of another kind, such as that
+    of calls after an answer, so that no prompt continues them."""
 
 
 class Conversations:
@@ -60,20 +66,15 @@ class Conversations:
         same agent in the same episode, else the latest. Raises ContextOverflow if the text is too long for the model
         with any tokenization, PromptRefused if it cannot be rendered.
         """
-        messages = self._with_reasoning(request)
         with self._lock:
-            for message in messages:
+            for message in request.messages:
                 if id(message) in self._answers:  # recently used: a later request may continue it
                     self._answers.move_to_end(id(message))
-        for turn in range(len(messages) - 1, -1, -1):
-            if messages[turn]["role"] == "assistant":
-                key = key_of(messages[: turn + 1], request.tools)
-                answer = self._answer(request, messages[turn], key)
-                if answer is None:
-                    break
-                between = self._chat.continuation(messages, request.tools, turn, closed=answer.closed)
-                if between is None:
-                    break
+        messages, turn, answer = self._recalled(request)
+        continued = not any(message["role"] == "assistant" for message in messages[turn + 1 :])
+        if answer is not None and continued and answer.closed is not None:
+            between = self._chat.continuation(messages, request.tools, turn, closed=answer.closed)
+            if between is not None:
                 return answer.tokens + self._encode(between)
         if self._chat.keeps_reasoning:
             return self._chat.prompt_ids(messages, request.tools)
@@ -86,18 +87,29 @@ class Conversations:
                 answer = self._answers.get((request.episode, request.agent, key)) or self._answers.get(key)
         return answer
 
-    def _with_reasoning(self, request: ChatRequest) -> list[dict[str, Any]]:
-        """Return the messages of a request with the reasoning of cached responses, which clients of OpenAI's API leave
-        out: the template decides what of it a prompt has."""
+    def _recalled(self, request: ChatRequest) -> tuple[list[dict[str, Any]], int, _Answer | None]:
+        """Return the messages of a request, and its last cached response with its turn.
+
+        The messages have the reasoning of this response and of those before it, which clients of OpenAI's API leave
+        out: the template decides what of it a prompt has. A response with other reasoning than the client's is not that
+        of the request.
+        """
         messages = list(request.messages)
-        if self._chat.reasoning is None:
-            return messages
-        for turn, message in enumerate(messages):
-            if message["role"] == "assistant" and "reasoning" not in message:
-                answer = self._answer(request, message, key_of(request.messages[: turn + 1], request.tools))
-                if answer is not None:
-                    messages[turn] = answer.message
-        return messages
+        keys = list(_keys(messages, request.tools))
+        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        for turn in reversed(turns):
+            answer = self._answer(request, messages[turn], keys[turn])
+            if answer is None:
+                continue
+            pairs = list(zip(turns, answer.reasoning, strict=False))
+            given = ((messages[place].get("reasoning"), reasoning) for place, reasoning in pairs)
+            if any(own is not None and own != (reasoning or "") for own, reasoning in given):
+                continue
+            for place, reasoning in pairs:
+                if reasoning is not None:
+                    messages[place] = messages[place] | {"reasoning": reasoning}
+            return messages, turn, answer
+        return messages, -1, None
 
     def _encode(self, text: str) -> list[int]:
         if len(text) > self.most_characters:
@@ -142,7 +154,11 @@ class Conversations:
     def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Cache a response. tokens: tokens of the conversation, which end with the sampled ones."""
         key = key_of([*request.messages, message], request.tools)
-        answer = _Answer(message, key, tokens, tokens[-1] == self._chat.id_of_end(message))
+        talk = [*self._recalled(request)[0], message]
+        reasoning = tuple(part.get("reasoning") for part in talk if part["role"] == "assistant")
+        ended = tokens[-1] == self._chat.id_of_end(message)
+        closed = None if not ended and tokens[-1] in self._chat.end_ids else ended
+        answer = _Answer(message, key, reasoning, tokens, closed)
         with self._lock:
             for name in (key, id(message), (request.episode, request.agent, key)):
                 self._answers.pop(name, None)
@@ -160,8 +176,14 @@ def stop_ids(declared: int | list[int] | None, chat: ChatFormat) -> frozenset[in
 def key_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
     """Return the key of a conversation. Empty optional fields of messages do not affect it, nor does reasoning, which
     clients may leave out."""
-    normalized = [
-        {name: value for name, value in message.items() if name != "reasoning" and value not in (None, "", [])}
-        for message in messages
-    ]
-    return json.dumps([normalized, tools], sort_keys=True)
+    *_, key = _keys(messages, tools)
+    return key
+
+
+def _keys(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the key of the conversation up to each message."""
+    digest = sha256(json.dumps(tools, sort_keys=True).encode())
+    for message in messages:
+        normalized = {name: value for name, value in message.items() if name != "reasoning" and value not in _EMPTY}
+        digest.update(b"\n" + json.dumps(normalized, sort_keys=True).encode())
+        yield digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -199,6 +200,37 @@ def test_a_prompt_may_begin_the_reasoning_after_results_only(keep):
     (*_, stream) = chat.streams([*request.messages, answer.message], [FIND])
     shown = stream.token_ids[slice(*stream.spans[-1])]
     assert chat.tokenizer.decode(shown) == chat.tokenizer.decode(sampled), "as a demonstration"
+
+
+@pytest.mark.parametrize(
+    ("given", "continued", "shown"),
+    [(None, True, "second"), ("second", True, "second"), ("first", False, "first"), ("edited", False, "edited")],
+)
+def test_reasoning_from_a_client_is_what_a_prompt_shows(qwen3, given, continued, shown):
+    """Also if the cached response with the same content has other reasoning. Without it, the latest is continued."""
+    conversations, first = Conversations(qwen3, 10_000), ChatRequest([user("Where?")], [FIND])
+    prompt = conversations.prompt(first)
+    for reasoning in ("first", "second"):
+        tokens = [*prompt, *qwen3.encode(f"<think>\n\n{reasoning}\n\n</think>\n\n{CALL}"), qwen3.end_id]
+        message = qwen3.parse(tokens[len(prompt) :], 0, [FIND])
+        conversations.record_response(first, message, tokens)
+    talk = [user("Where?"), message | {"reasoning": given}, tool("shipped")]
+    later = conversations.prompt(ChatRequest(talk, [FIND]))
+    assert (later[: len(tokens)] == tokens) is continued
+    text = qwen3.tokenizer.decode(later)
+    assert [name for name in ("first", "second", "edited") if name in text] == [shown]
+
+
+def test_the_keys_of_a_conversation_are_computed_once_for_each_message(qwen3, monkeypatch):
+    lengths: dict[int, int] = {}
+    conversations, dumps = Conversations(qwen3, 10**6), json.dumps
+    for count in (50, 100):
+        written: list[str] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(json, "dumps", lambda *a, written=written, **k: written.append(dumps(*a, **k)) or written[-1])
+            conversations._recalled(ChatRequest([*map(user, "ab"), assistant("c")] * count, []))
+        lengths[count] = sum(map(len, written))
+    assert lengths[100] < 2.1 * lengths[50]
 
 
 def test_a_demonstration_with_reasoning_has_the_tokens_that_the_model_would_sample(qwen3):

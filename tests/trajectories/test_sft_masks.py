@@ -13,12 +13,15 @@ from components.trajectories.template_options import TemplateOptions
 
 pytest.importorskip("trl")
 from tests.trajectories.trl_templates import (
+    CALL,
     CLOSED,
     LOOK_UP,
     REFUSED,
+    RESULT,
     TALKS,
     TEMPLATES,
     USER,
+    assistant,
     expected,
     formats,
     published,
@@ -81,3 +84,23 @@ def test_reasoning_from_a_client_for_a_prompt_that_closes_reasoning_is_the_templ
     chat.tokenizer.chat_template = TemplateOptions(keep_reasoning=True).write(chat.tokenizer.chat_template)
     kept, talk = ChatFormat(chat.tokenizer), [*TALKS["reasoning"][0], USER]
     assert kept.prompt_ids(talk, []) == chat.encode(chat.render(talk, [], generate=True))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("calls", [False, True])
+def test_the_end_of_another_kind_of_message_stays_in_no_later_prompt(calls, keep):
+    """GLM ends an answer with the start of the question (`<|user|>`), and a call with that of its result."""
+    tokenizer = published("glm4moe")
+    tokenizer.chat_template = TemplateOptions(keep_reasoning=keep).write(tokenizer.chat_template)
+    chat = ChatFormat(tokenizer)
+    message = assistant("", CALL) if calls else assistant("There.")
+    talk = [USER, message, RESULT if calls else USER]
+    conversations, request = Conversations(chat, 10**6), ChatRequest([USER], [LOOK_UP])
+    for end in chat.end_ids:
+        (stream,) = chat.streams([USER, message], [LOOK_UP])
+        tokens = [*stream.token_ids[:-1], end]
+        conversations.record_response(request, message, tokens)
+        prompt = conversations.prompt(ChatRequest(talk, [LOOK_UP]))
+        assert (prompt[: len(tokens)] == tokens) is (end == chat.id_of_end(message))
+        own = chat.render(talk, [LOOK_UP], generate=True)
+        assert chat.tokenizer.decode(prompt).split() == own.split()
