@@ -31,7 +31,7 @@ from components.trajectories.call_forms.harmony import HARMONY_REASONING, Harmon
 from components.trajectories.chat_template import ChatTemplate, Messages, TemplateTooCostly
 from components.trajectories.native_calls import NativeCalls
 from components.trajectories.plain_messages import merge_user_messages, system_as_user, tools_as_text
-from components.trajectories.reasoning import MARKS, ReasoningForm, reads_reasoning
+from components.trajectories.reasoning import MARKS, ReasoningForm
 from components.trajectories.response_reader import ResponseReader
 from components.trajectories.special_tokens import SpecialTokens
 from components.trajectories.template_options import TemplateOptions
@@ -76,7 +76,7 @@ class ChatFormat(ResponseReader):
         self.alternates = not self._renders(("user", "user"))
         self.channel = self._response_channel()
         self.reasoning = self._reasoning_form()
-        self.renders_reasoning = reads_reasoning(str(tokenizer.get_chat_template()))
+        self.renders_reasoning = self.native_calls.shows_reasoning()
         self.reasoning_end = self._end_of_reasoning(self.reasoning) if self.reasoning else ""
 
     def _end_of_turn(self) -> tuple[list[int], list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any
 from zlib import crc32
@@ -81,6 +82,16 @@ class NativeCalls:
             raise ResourceError("the chat template writes no calls")
         answer = self._answer(calls, tools)
         return answer[self.form.start(answer) :].removesuffix(self.end or "")
+
+    def shows_reasoning(self) -> bool:
+        """Return True if the template shows the reasoning of a last message, with or without calls, from a field."""
+        for calls in [{}, {"tool_calls": _CALLS[:1]}] if self.form else [{}]:
+            answer = {"role": "assistant", "content": _SYSTEM, "reasoning": _RESULT, **calls}
+            shown = self.messages([{"role": "user", "content": _USER}, answer])
+            with suppress(EngineError):
+                if _RESULT in self._template.render([(shown, False)], _TOOLS if self.form else None)[0]:
+                    return True
+        return False
 
     def _call(self, call: dict[str, Any], number: int) -> dict[str, Any]:
         name, arguments = named_arguments(call)

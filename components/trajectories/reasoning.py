@@ -5,7 +5,6 @@ Calls and content are read after its end only: a call that the model weighs and 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -20,14 +19,6 @@ MARKS = (
 )
 """Start and end of reasoning, of the families that write it: Qwen, DeepSeek, GLM and most others; Gemma 4; Magistral;
 Seed-OSS; Command A Reasoning."""
-
-_FIELD = re.compile(r"""[.'"](?:reasoning_content|reasoning|thinking)\b""")
-"""A field of messages in the source of a chat template."""
-
-
-def reads_reasoning(template: str) -> bool:
-    """Return True for the source of a chat template that reads the reasoning of messages from a field."""
-    return _FIELD.search(template) is not None
 
 
 @dataclass(frozen=True)
@@ -75,6 +66,8 @@ class ReasoningForm:
         """Return an answer with its reasoning as text, for templates that have no place for it."""
         if self.start.endswith("\n"):
             return f"{self.start}{reasoning}\n{self.end}{content}"
+        if self.start.startswith("["):  # Magistral
+            return f"{self.start}{reasoning}{self.end}{content}"
         return f"{self.start}\n{reasoning}\n{self.end}\n\n{content}"
 
     def _begin(self, text: str) -> int | None:

@@ -245,6 +245,14 @@ def test_a_template_without_a_place_for_reasoning_gets_it_as_text():
     chat = chat_format(FAMILIES["smollm3"])
     text = chat.render([*TALK[1:2], assistant("Shipped.") | {"reasoning": "K482."}], [], generate=False)
     assert "<think>\nK482.\n</think>\n\nShipped." in text
+    magistral = """{%- for message in messages %}{%- if message.role == 'user' %}[INST]{{ message.content }}[/INST]
+        {%- elif message.content is string %}{{ message.content + '</s>' }}
+        {%- else %}{%- for block in message.content %}{%- if block['type'] == 'thinking' %}
+            {{- '[THINK]' + block['thinking'] + '[/THINK]' }}{% else %}{{ block['text'] }}{% endif %}
+        {%- endfor %}{{ '</s>' }}{% endif %}{% endfor %}"""  # reasoning is a part of the content
+    chat = chat_format(Family("magistral", magistral, ("</s>", "[INST]", "[/INST]", "[THINK]", "[/THINK]")))
+    talk = [user("Where?"), assistant("Shipped.") | {"reasoning": "K482."}]
+    assert chat.render(talk, [], generate=False) == "[INST]Where?[/INST][THINK]K482.[/THINK]Shipped.</s>"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
