@@ -52,6 +52,11 @@ class ReasoningForm:
         end = text.find(self.end, begin)
         return end + len(self.end) if end >= 0 else None
 
+    def ranges(self, text: str) -> list[tuple[int, int]]:
+        """Return the ranges [start, end) of the reasoning in a text, with the marks around it."""
+        end = self.answer_start(text)
+        return [(0, len(text) if end is None else end)]
+
     def certain(self, text: str) -> str:
         """Return the part of a growing text's reasoning that later text does not change."""
         begin = self._begin(text)

@@ -86,13 +86,15 @@ class ResponseReader:
         return str(self.tokenizer.decode(body, skip_special_tokens=False)).removesuffix(self.closing)
 
     def reasoning_tokens(self, token_ids: list[int]) -> int:
-        """Return the number of leading tokens of a response that are reasoning, with the marks around it."""
-        start = self.answer_start(self.text_of(token_ids))
-        if not start:
-            return 0 if start == 0 else len(token_ids)
-        lengths = range(len(token_ids))
-        return bisect_left(
-            lengths, True, key=lambda count: self.answer_start(self.text_of(token_ids[:count])) is not None
+        """Return the number of tokens of a response that are reasoning, with the marks around it."""
+        ranges = self.reasoning.ranges(self.text_of(token_ids)) if self.reasoning else []
+
+        def length(count: int) -> int:
+            return len(self.tokenizer.decode(token_ids[:count], skip_special_tokens=False))
+
+        counts = range(len(token_ids))
+        return sum(
+            bisect_left(counts, end, key=length) - bisect_left(counts, start, key=length) for start, end in ranges
         )
 
     def parse_text(self, text: str, turn: int, tools: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:

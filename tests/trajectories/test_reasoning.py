@@ -145,6 +145,10 @@ def test_no_message_of_harmony_is_lost():
         growing = growing_message(chat, (), tools=[FIND])
         parts = [(growing.extend([token]), growing.reasoning) for token in chat.encode(text)]
         assert ["".join(part) for part in zip(*parts, strict=True)] == [streamed, reasoning or ""], text
+    thought, head = chat.encode(f"{analysis}a<|end|>"), chat.encode("<|start|>assistant")
+    spoken = [*head, *chat.encode("<|channel|>commentary<|message|>I look.<|end|>")]
+    tokens = [*thought, *spoken, *head, *thought, *head, *chat.encode(f"{final}Bern"), chat.end_id]
+    assert chat.reasoning_tokens(tokens) == len([*thought, *head, *thought])
     (call,) = chat.parse_text(f"{said}{find}{{}}", 0, [FIND])["tool_calls"]
     assert call["function"] == {"name": "find-order", "arguments": "{}"}
 

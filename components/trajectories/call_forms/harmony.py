@@ -107,6 +107,9 @@ class HarmonyReasoning(ReasoningForm):
         answer = [text[message.start : message.end] for message in messages if not message.is_reasoning]
         return (_escaped(_joined(thoughts)) if thoughts else None), "".join([*answer, rest])
 
+    def ranges(self, text: str) -> list[tuple[int, int]]:
+        return [(message.start, message.end) for message in read_messages(text)[0] if message.is_reasoning]
+
     def certain(self, text: str) -> str:
         return _joined([_certain_body(text, message) for message in read_messages(text)[0] if message.is_reasoning])
 
