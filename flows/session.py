@@ -302,9 +302,23 @@ def _execute(
     return result
 
 
+def _check_sharding(spec: ExperimentSpec, base_dir: Path) -> None:
+    """Raise ResourceError if a training shards a model whose layers cannot be sharded."""
+    from components.algorithms.policy import sharded
+    from components.models.stored_names import skeleton
+    from flows.stages import DISTRIBUTED
+
+    for stage in DISTRIBUTED:
+        group = spec.compute.place(stage).group
+        if group is not None and group.size > 1 and group.strategy != "ddp":
+            sharded.check(skeleton(base_dir), group.strategy)
+            return
+
+
 def _check_model(spec: ExperimentSpec, context: Context) -> None:
     """Raise ResourceError if the model has no layers of the adapter's names, is not exact for sequences of the maximum
-    length, cannot be sampled from by the engine, exported in the requested formats or deployed to the target."""
+    length, cannot be sampled from by the engine, sharded by the strategy, exported in the requested formats or deployed
+    to the target."""
     from components.models import targets
     from components.models.weights import check_length, folder
 
@@ -315,6 +329,7 @@ def _check_model(spec: ExperimentSpec, context: Context) -> None:
             targets.check(base, spec.model.lora)
         spec.inference.check_model(spec.model, base)
         check_length(spec.model, base)
+        _check_sharding(spec, base)
     if deploy.mode == "none":
         return
     if "gguf" in deploy.formats and is_here:

@@ -55,13 +55,14 @@ def test_joined_experts_are_announced(start, connect, base_dir, tmp_path):
 
 
 def test_a_run_is_refused_before_its_first_stage(answered, tmp_path):
-    base_dir = write("mixtral", tmp_path / "mixtral")
-    for setting, words in (
-        ("inference=vllm", "experts and routers of mixtral"),
-        ("model.lora.target_modules=[gate_proj]", "gate_proj is no layer of this model"),
-        ("model.lora.dropout=0.1", "model.lora.dropout = 0.1"),
+    base_dirs = {family: write(family, tmp_path / family) for family in ("mixtral", "gpt2")}
+    for family, setting, words in (
+        ("gpt2", "compute=zero2", "strategy zero2: GPT2LMHeadModel has no layers"),
+        ("mixtral", "inference=vllm", "experts and routers of mixtral"),
+        ("mixtral", "model.lora.target_modules=[gate_proj]", "gate_proj is no layer of this model"),
+        ("mixtral", "model.lora.dropout=0.1", "model.lora.dropout = 0.1"),
     ):
-        line = "+experiment=smoke", "model=hf", f"model.name={base_dir}", f"root={tmp_path}", setting
+        line = "+experiment=smoke", "model=hf", f"model.name={base_dirs[family]}", f"root={tmp_path}", setting
         code, _, said = answered(*line, *(["inference.urls=[http://127.0.0.1:9/v1]"] if "vllm" in setting else []))
         assert code
         assert words in said

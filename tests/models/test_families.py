@@ -13,6 +13,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from components.algorithms.policy import sharded
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
 from components.algorithms.policy.packing import TokenSequence, pack
@@ -22,7 +23,7 @@ from components.errors import ArtifactError, ResourceError
 from components.models import targets, trained_weights
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec, ModelSpec
-from components.models.stored_names import to_parameters
+from components.models.stored_names import skeleton, to_parameters
 from components.models.weights import load_model, prepare
 from tests.algorithms.builders import MODEL, batch, plain_logprobs, train_in
 from tests.algorithms.test_families import EXPECTED as ALL
@@ -188,6 +189,18 @@ def test_a_config_that_names_fewer_layers_than_were_trained_ends_the_training(fo
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"target_parameters": None}))
     with pytest.raises(ArtifactError, match=r"PEFT reads another .*experts.* differs, and 11 more"):
         adapter.check_saved(tmp_path, base_dir)
+
+
+def test_only_models_of_layers_embeddings_and_head_are_sharded(folders):
+    """The others are refused before any weight is."""
+    for family, problem in (
+        ("gemma3", "has model.vision_tower, .* beside its language model"),
+        ("gpt2", "has no layers"),
+    ):
+        with pytest.raises(ResourceError, match=f"strategy fsdp: .* {problem}.*; expected strategy ddp"):
+            sharded.shard(plain(folders(family)), spec(folders(family)), [], "fsdp")
+    for family in ("qwen3_5", "qwen3_moe"):
+        sharded.check(skeleton(folders(family)), "zero2")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "qwen3_moe"])

@@ -26,6 +26,7 @@ from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models.layer_kinds import decoder
 from components.models.spec import ModelSpec
+from components.models.targets import other_modules
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 def shard(base: Any, spec: ModelSpec, replicated: Collection[torch.nn.Parameter] | None, strategy: Strategy) -> None:
     """Shard the weights of a model over the processes, layer by layer. replicated: parameters of the adapter, which are
     trained and not sharded; None if all weights are trained. Raises ResourceError for weights that cannot be sharded:
-    four-bit weights, and trained weights in a dtype other than float32."""
+    four-bit weights, trained weights in a dtype other than float32, and those that `check` refuses."""
     from torch.distributed.fsdp import fully_shard
 
     if spec.quantization != "none":
@@ -46,6 +47,7 @@ def shard(base: Any, spec: ModelSpec, replicated: Collection[torch.nn.Parameter]
             f"strategy {strategy}: model.lora=null and model.dtype={spec.dtype}: gradients of many packs would be "
             "rounded after each addition; expected model.dtype=float32, model.lora with a rank, or strategy ddp"
         )
+    check(base, strategy)
     ignored = set(replicated or ())
     body = decoder(base)
     for layer in body.layers:
@@ -59,6 +61,17 @@ def shard(base: Any, spec: ModelSpec, replicated: Collection[torch.nn.Parameter]
         for module in _modules(base):
             module.set_gradient_divide_factor(1.0)  # sum, not mean: token weights refer to the whole batch
             module.set_force_sum_reduction_for_comms(True)  # gloo supports sums only
+
+
+def check(base: Any, strategy: str) -> None:
+    """Raise ResourceError for a model that is more than decoder layers, embeddings and head: only these are sharded."""
+    if others := other_modules(base):
+        problem = f"has {', '.join(others)} beside its language model, which cannot be sharded"
+    elif not hasattr(decoder(base), "layers"):
+        problem = "has no layers under the name that sharding needs (layers)"
+    else:
+        return
+    raise ResourceError(f"strategy {strategy}: {type(base).__name__} {problem}; expected strategy ddp")
 
 
 def reshard(base: Any, *, again: bool = False) -> None:
