@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from components.errors import ResourceError
+from components.inference.transformers import row_caches
+from components.inference.transformers.row_caches import RowCaches
 from components.models.weights import load_model
 from tests.inference.exact import ask, assert_exact, go_on
 from tests.inference.test_engine import TEXTS, chat
@@ -75,3 +78,50 @@ def test_caches_that_cannot_be_used_are_refused_by_name(family, reason, base_dir
     folder = write(family, base_dir, tmp_path / family)
     with pytest.raises(ResourceError, match=rf"{family} .* cannot be run exactly here: .*{reason}"):
         make_engine(folder)
+
+
+@pytest.fixture
+def decoder():
+    """A model of six layers, three with a state; most of the memory of its cache are keys and values."""
+    torch.manual_seed(0)
+    kinds = {"num_hidden_layers": 6, "layer_types": ["linear_attention", "full_attention"] * 3}
+    return AutoModelForCausalLM.from_config(tiny("qwen3_5_text", head_dim=64, num_key_value_heads=4, **kinds)).eval()
+
+
+@torch.no_grad()
+def test_rows_are_joined_and_separated_in_the_memory_that_is_stated_for_them(decoder):
+    rows, length = 8, 400
+    caches = RowCaches(decoder, rows, continues=True)
+    limit = rows * caches.bytes_of(length + 3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        for row in range(rows):
+            caches.compute(torch.zeros(1, length, dtype=torch.long), [row], None)
+        for together in (range(8), range(7), range(1, 8)):
+            caches.compute(torch.zeros(len(together), 1, dtype=torch.long), together)
+    sizes = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert limit / 2 < max(itertools.accumulate(sizes)) < 1.05 * limit
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["_joined_layer", "_select"])
+def test_no_layer_is_lost_where_joining_or_separating_fails(name, decoder, monkeypatch):
+    tokens_BT = torch.arange(20).view(2, 10)
+    caches, original = RowCaches(decoder, 2, continues=True), getattr(row_caches, name)
+    for row in (0, 1):
+        caches.compute(tokens_BT[[row], :8], [row], None)
+    outcomes = iter([original, original, original, None])
+
+    def fail_once(*arguments):
+        if (outcome := next(outcomes, original)) is None:
+            raise torch.OutOfMemoryError("no memory")
+        return outcome(*arguments)
+
+    monkeypatch.setattr(row_caches, name, fail_once)
+    for place, rows in ((8, [0, 1]), (9, [0]), (9, [1])):
+        tokens_B1 = tokens_BT[rows, place : place + 1]
+        try:
+            logits = caches.compute(tokens_B1, rows)
+        except torch.OutOfMemoryError:
+            logits = caches.compute(tokens_B1, rows)
+        torch.testing.assert_close(logits[:, -1], decoder(tokens_BT[rows, : place + 1]).logits[:, -1])
+    assert not list(outcomes)

@@ -3,7 +3,8 @@ states of recurrent layers, and latent attention, whose keys and values have dif
 
 A sequence is computed by itself, without padding, because a state would remember it. A decoding step computes one token
 of several sequences: their caches are joined, states as they are, keys and values aligned at the end, where padding at
-the front is masked. They are separated again when other sequences are decoded.
+the front is masked. They are separated again when other sequences are decoded. Both happen layer by layer: a layer is
+either joined or separate, so that only one of them is in memory twice, and a failure loses none.
 """
 
 from __future__ import annotations
@@ -102,14 +103,17 @@ class RowCaches:
         return all(type(layer) is DynamicLayer for layer in self._empty().layers)
 
     def bytes_of(self, tokens: int) -> int:
-        """Return the size of the cache of a sequence."""
+        """Return the memory of a sequence: its cache, and its largest layer again, of which there is a copy when caches
+        are joined, separated or extended."""
         sizes = []
         for length in (1, 2):
             measured = RowCaches(self._model, 1, continues=self._continues)
             with torch.no_grad():
                 measured.compute(torch.zeros(1, length, dtype=torch.long, device=self._model.device), [0])
-            sizes.append(sum(tensor.nbytes for layer in measured._caches[0].cache.layers for tensor in _tensors(layer)))
-        return sizes[0] + (sizes[1] - sizes[0]) * tokens
+            layers = measured._caches[0].cache.layers
+            sizes.append([sum(tensor.nbytes for tensor in _tensors(layer)) for layer in layers])
+        of_layers = [first + (second - first) * tokens for first, second in zip(*sizes, strict=True)]
+        return sum(of_layers) + max(of_layers)
 
     # Slots, as in `KVSlots`.
 
@@ -169,10 +173,11 @@ class RowCaches:
             return rows[0].cache, None
         if self._joined is None or self._joined[0] != rows:
             self._separate()
-            self._joined = rows, _join([row.cache for row in rows])
-            for row in rows:
-                row.cache = None
+            cache = copy.copy(rows[0].cache)
+            cache.layers = [None] * len(cache.layers)
+            self._joined = rows, cache
         cache = self._joined[1]
+        self._join(rows, cache.layers)
         if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
             return cache, None
         lengths_B = torch.tensor([row.length for row in rows], device=self._model.device)
@@ -180,20 +185,34 @@ class RowCaches:
         places_T = torch.arange(longest, device=self._model.device)
         return cache, (places_T >= longest - 1 - lengths_B[:, None]).long()
 
+    @staticmethod
+    def _join(rows: list[_Row], joined: list[Any]) -> None:
+        """Move the layers that are still separate from the caches of rows to the joined one."""
+        for place, layer in enumerate(joined):
+            if layer is None:
+                joined[place] = _joined_layer([row.cache.layers[place] for row in rows])
+                for row in rows:
+                    row.cache.layers[place] = None
+
     def _separate(self) -> None:
         """Give each of the joined rows its own cache."""
-        if self._joined is not None:
-            rows, cache = self._joined
-            for index, row in enumerate(rows):
-                row.cache = _select(cache, index, row.length)
-            self._joined = None
+        if self._joined is None:
+            return
+        rows, cache = self._joined
+        for place, layer in enumerate(cache.layers):
+            if layer is not None:
+                own = [_select(layer, index, row.length) for index, row in enumerate(rows)]
+                for row, selected in zip(rows, own, strict=True):
+                    row.cache.layers[place] = selected
+                cache.layers[place] = None
+        self._joined = None
 
     def _empty(self) -> Any:
         return DynamicCache(config=self._model.config)
 
 
 class _Row:
-    """Cache of one sequence; None while it is empty or joined with others."""
+    """Cache of one sequence: None while it is empty; its layers are None while they are joined with others."""
 
     def __init__(self) -> None:
         self.cache: Any = None
@@ -201,14 +220,8 @@ class _Row:
         """Number of cached tokens."""
 
 
-def _join(caches: Sequence[Any]) -> Any:
-    """Return one cache of several sequences, keys and values padded at the front."""
-    joined = copy.copy(caches[0])
-    joined.layers = [_joined_layer(layers) for layers in zip(*(cache.layers for cache in caches), strict=True)]
-    return joined
-
-
 def _joined_layer(layers: Sequence[Any]) -> Any:
+    """Return one layer of several sequences, keys and values padded at the front."""
     joined = copy.copy(layers[0])
     for name in _STATES:
         if hasattr(joined, name):
@@ -218,8 +231,10 @@ def _joined_layer(layers: Sequence[Any]) -> Any:
         longest = max(layer.keys.shape[2] for layer in layers)
         for name in ("keys", "values"):
             tensors = [getattr(layer, name) for layer in layers]
-            padded = [torch.nn.functional.pad(t, (0, 0, longest - t.shape[2], 0)) for t in tensors]
-            setattr(joined, name, torch.cat(padded))
+            padded = tensors[0].new_zeros(len(tensors), tensors[0].shape[1], longest, tensors[0].shape[3])
+            for row, tensor in zip(padded, tensors, strict=True):
+                row[:, longest - tensor.shape[2] :] = tensor[0]
+            setattr(joined, name, padded)
     if hasattr(joined, "cumulative_length"):
         joined.cumulative_length = max(layer.cumulative_length for layer in layers)
     return joined
@@ -230,23 +245,19 @@ def _concatenated(states: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return torch.cat(present) if present else None
 
 
-def _select(cache: Any, index: int, length: int) -> Any:
-    """Return the cache of one of several sequences, which has `length` tokens."""
-    selected = copy.copy(cache)
-    selected.layers = []
-    for layer in cache.layers:
-        own = copy.copy(layer)
-        for name in _STATES:
-            if hasattr(own, name):
-                states = getattr(layer, name).items()
-                setattr(own, name, {key: None if s is None else s[index : index + 1].clone() for key, s in states})
-        if getattr(own, "keys", None) is not None:
-            for name in ("keys", "values"):
-                setattr(own, name, getattr(layer, name)[index : index + 1, :, -length:].clone())
-        if hasattr(own, "cumulative_length"):
-            own.cumulative_length = length
-        selected.layers.append(own)
-    return selected
+def _select(layer: Any, index: int, length: int) -> Any:
+    """Return the layer of one of several sequences, which has `length` tokens."""
+    own = copy.copy(layer)
+    for name in _STATES:
+        if hasattr(own, name):
+            states = getattr(layer, name).items()
+            setattr(own, name, {key: None if s is None else s[index : index + 1].clone() for key, s in states})
+    if getattr(own, "keys", None) is not None:
+        for name in ("keys", "values"):
+            setattr(own, name, getattr(layer, name)[index : index + 1, :, -length:].clone())
+    if hasattr(own, "cumulative_length"):
+        own.cumulative_length = length
+    return own
 
 
 def _tensors(layer: Any) -> list[torch.Tensor]:
