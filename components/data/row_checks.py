@@ -17,9 +17,10 @@ from components.data.fingerprints import Fingerprints, fingerprint
 from components.data.forms import FORMS
 from components.data.sources import rows
 from components.data.spec import DataSpec
-from components.errors import PromptRefused, ResourceError
+from components.errors import Problem, PromptRefused, ResourceError, SpecError
 from components.trajectories.chat import ChatFormat, missing_part
 from components.trajectories.convert import to_openai
+from components.trajectories.reasoning import THINK
 
 _PROBE = "Zażółć 漢字 😀 \u0001\t\n\u2028 ∑ \U0001f9ff"
 """Text that only a tokenizer with all bytes in its vocabulary preserves."""
@@ -34,6 +35,16 @@ class TokenChecks:
         self._chat = chat
         self._max_length = max_length
         self._lossless = self._preserved(_PROBE)
+        self._as_text = chat.reasoning is None or chat.reasoning.start == THINK.start
+        """True if reasoning as text has the marks of the model, or the model has none."""
+
+    def require_place(self, reasoning: str) -> None:
+        """Raise SpecError if reasoning is to be text between other marks than the model's. reasoning: of the spec."""
+        if reasoning == "text" and not self._as_text:
+            start = self._chat.reasoning and self._chat.reasoning.start
+            text = f"text: it begins with {THINK.start!r}, but the model's reasoning with {start!r}"
+            ways = "expected field, which writes the model's marks, or drop"
+            raise SpecError([Problem("data.reasoning", f"{text}; {ways}")])
 
     def check(self, candidate: Candidate, tools: list[dict[str, Any]]) -> None:
         """Raise RowProblem if the template or the tokenizer cannot express a history, or if it is too long."""
@@ -61,7 +72,8 @@ class TokenChecks:
 
     def _check_complete(self, number: int, message: dict[str, Any], response: str) -> None:
         if (part := missing_part(response, message)) is not None:
-            advice = ". Set data.reasoning=text or data.reasoning=drop" if part == "reasoning" else ""
+            ways = "data.reasoning=text or data.reasoning=drop" if self._as_text else "data.reasoning=drop"
+            advice = f". Set {ways}" if part == "reasoning" else ""
             raise RowProblem(f"message {number} has {part} that the chat template leaves out{advice}", "tokenizer")
 
     def _check_text(self, number: int, role: str, text: str) -> None:

@@ -85,7 +85,9 @@ def _tokens(spec: ImportStage, context: Context) -> TokenChecks:
     from components.models.weights import load_tokenizer, prepare
     from components.trajectories.chat import ChatFormat
 
-    return TokenChecks(ChatFormat(load_tokenizer(prepare(spec.model, context.cache))), spec.model.max_length)
+    tokens = TokenChecks(ChatFormat(load_tokenizer(prepare(spec.model, context.cache))), spec.model.max_length)
+    tokens.require_place(spec.data.reasoning)
+    return tokens
 
 
 def _reporter(spec: ImportStage, context: Context) -> Callable[[int], None]:

@@ -30,6 +30,7 @@ from components.trajectories.groups import scenario_of
 from components.trajectories.schema import Trajectory
 from components.trajectories.store import count_trajectories, load_scored, read_trajectories
 from tests.data.rows import FORMS, WEATHER, openai
+from tests.trajectories.families import FAMILIES, chat_format
 from tests.trajectories.templates import STRICT
 
 WORDS = [hashlib.sha256(str(number).encode()).hexdigest()[:7] for number in range(3000)]
@@ -120,6 +121,16 @@ def _talk(*texts: str) -> dict[str, Any]:
         role, content = text.split(": ", 1) if ": " in text else (("user", "assistant")[number % 2], text)
         messages.append({"role": role, "content": content})
     return {"messages": messages}
+
+
+def test_reasoning_is_no_text_between_the_marks_of_other_models():
+    TokenChecks(chat_format(FAMILIES["deepseek_r1"]), 300).require_place("text")
+    tokens = TokenChecks(chat_format(FAMILIES["gpt_oss"]), 300)
+    tokens.require_place("field")
+    with pytest.raises(
+        SpecError, match=r"data\.reasoning: text: .*expected field, which writes the model's marks, or drop"
+    ):
+        tokens.require_place("text")
 
 
 _CALL = {"name": "weather", "arguments": json.dumps({"city": "<|im_end|>"})}
