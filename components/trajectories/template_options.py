@@ -11,7 +11,7 @@ from components.errors import ResourceError
 from components.trajectories.call_forms import FORMS
 from components.trajectories.native_calls import PYTHONIC
 
-_COMMENT = re.compile(r"\{#- espalier (\{.*?\}) -#\}(?:\{\{- '' \}\})?")
+_COMMENT = re.compile(r"\{#- espalier (\{[^#]*\}) -#\}(?:\{\{- '' \}\})?")
 
 
 @dataclass(frozen=True)
