@@ -75,6 +75,14 @@ class _Compilation:
     waiting: int = 0
 
 
+def require_answer(chat: ChatFormat, form: ResponseForm) -> None:
+    """Raise SpecError for a form of the response to a prompt that begins its reasoning. chat: for the prompt
+    (`ResponseReader.after`)."""
+    if chat.reasoning and chat.reasoning.opened:
+        text = "the prompt begins the reasoning of this model, and a form cannot be enforced there; leave it out"
+        raise SpecError([Problem(parameter_of(form), text)])
+
+
 class Grammars:
     """Compiler of forms for one model. chat: its format. vocabulary: number of its logits. stop_ids: tokens that end a
     response.
@@ -108,9 +116,6 @@ class Grammars:
             raise SpecError([Problem(parameter, NEEDED)]) from None
         if tools and self._chat.call_form not in (None, FORMS["tagged_json"]):
             text = "the grammar of this model's form of tool calls is not known; leave it out"
-            raise SpecError([Problem(parameter, text)])
-        if self._chat.reasoning and self._chat.reasoning.opened:
-            text = "a prompt of this model begins its reasoning, and a form cannot be enforced there; leave it out"
             raise SpecError([Problem(parameter, text)])
         if self._chat.channel or self._chat.harmony:
             text = "this model writes its answer in a channel, and a form cannot be enforced there; leave it out"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from components.algorithms.policy_gradient.returns import turn_lengths
 from components.errors import SpecError
+from components.inference.protocol import ResponseForm
 from components.inference.transformers import batch
 from components.inference.transformers.sampling import ReasoningLimit
 from components.models.weights import load_model
@@ -19,6 +21,7 @@ from components.trajectories.chat import ChatFormat
 from components.trajectories.schema import Scenario, Trajectory
 from tests.inference.exact import TOLERANCE, ask, logits
 from tests.inference.test_engine import chat
+from tests.inference.test_forms import needs_llguidance
 from tests.trajectories.templates import OPENED, REASONING
 from tests.trajectories.trl_templates import published
 
@@ -110,3 +113,11 @@ def test_reasoning_is_ended_as_the_template_ends_it(subtests):
 def test_a_template_without_reasoning_is_refused(engine):
     with pytest.raises(SpecError, match=r"agent\.max_thinking_tokens: 12: the chat template of .* has no reasoning"):
         chat(engine, ask("Hi", max_thinking_tokens=LIMIT))
+
+
+@needs_llguidance
+def test_a_form_is_refused_where_the_prompt_begins_the_reasoning(engine_with):
+    engine, _ = engine_with(OPENED)
+    request = replace(ask("Hi"), form=ResponseForm(json_schema='{"type": "integer"}'))
+    with pytest.raises(SpecError, match="response_format: the prompt begins the reasoning of this model"):
+        chat(engine, request)

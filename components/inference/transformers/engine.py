@@ -45,7 +45,7 @@ from components.errors import (
     StalePolicy,
 )
 from components.inference.conversations import Conversations, stop_ids
-from components.inference.grammar import Grammars
+from components.inference.grammar import Grammars, require_answer
 from components.inference.growing_text import GrowingText, StopDetector, growing_response, text_before
 from components.inference.protocol import (
     BASE_POLICY,
@@ -340,11 +340,13 @@ class TransformersEngine:
 
     def _read(self, row: Row, request: ChatRequest) -> None:
         """Set what reads the response of a row while it grows. Raises SpecError for a limit of reasoning that the model
-        lacks."""
+        lacks, and for a form where the prompt begins the reasoning."""
         chat = self.format.after(row.prompt)
         if request.listener:
             row.growing = growing_response(chat, request)
-        if row.matcher is None and (most := request.sampling.max_thinking_tokens) is not None:
+        if row.matcher is not None:
+            require_answer(chat, request.form)
+        elif (most := request.sampling.max_thinking_tokens) is not None:
             row.reasoning = ReasoningLimit(chat, most)
 
     def _prompt(self, request: ChatRequest | TextRequest) -> tuple[list[int], int]:

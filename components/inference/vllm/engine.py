@@ -117,7 +117,7 @@ class VllmEngine:
                 f"the prompt has {len(prompt)} tokens; prompt and answer have at most {self.max_length}",
                 "; raise model.max_length or shorten the task",
             )
-        form = await self._forms.form(request)
+        form = await self._forms.form(request, prompt)
         body = self._body(request, name, prompt, min(request.sampling.max_tokens, room))
         if form is not None:
             body["structured_outputs"] = {"grammar": form.grammar}

@@ -16,7 +16,7 @@ import json
 from dataclasses import dataclass
 
 from components.errors import EngineError, Problem, SpecError
-from components.inference.grammar import Grammars
+from components.inference.grammar import Grammars, require_answer
 from components.inference.grammar_compiler import Matcher
 from components.inference.grammar_text import with_end
 from components.inference.protocol import ChatRequest, parameter_of
@@ -51,10 +51,12 @@ class ServerForms:
         self._checked: set[str] = set()
         """Addresses of servers that have passed `check`."""
 
-    async def form(self, request: ChatRequest) -> ServerForm | None:
-        """Return the form of a request; None without one. Raises as `Grammars.matcher`."""
+    async def form(self, request: ChatRequest, prompt: list[int]) -> ServerForm | None:
+        """Return the form of a request; None without one. prompt: its tokens. Raises as `Grammars.matcher` and
+        `require_answer`."""
         if not request.form.constrained:
             return None
+        require_answer(self._chat.after(prompt), request.form)
         parameter = parameter_of(request.form)
         matcher = await self._grammars.matcher(request.form, request.tools, compacted=True)
         return ServerForm(with_end(matcher.grammar, self._stop_ids), matcher, parameter)
