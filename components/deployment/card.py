@@ -65,6 +65,8 @@ class ModelCard:
     the exported model."""
     attention: str = "sdpa"
     """Attention of transformers that computes the model (`components.models.attention.implementation`)."""
+    keeps_reasoning: bool = False
+    """True if prompts keep the reasoning of earlier answers (`components.models.chat_template.keeps_reasoning`)."""
     differences: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Differences between two evaluations (`evaluation.metrics.paired_difference`), by label such as "start to
     final"."""
@@ -207,7 +209,7 @@ class ModelCard:
         if self.heldout:
             basis = f"{self.heldout['after']['rows']:.0f} answers of the same data, which training did not see"
             purpose = "give answers like those of its data"
-        note = _KEPT if self.model.keep_reasoning else ""
+        note = _KEPT if self.keeps_reasoning else ""
         return (
             f"{note}- Measured on {basis}. This says nothing about other tasks, other tools or real users.\n"
             f"{_SELECTED if self._is_best_of_several else ''}"

@@ -56,6 +56,12 @@ def write(spec: LocalModelSpec, tokenizer: Any, out: Path) -> None:
     path.write_text("".join([*lines, "{{- '' }}"] if lines else []) + template, encoding="utf-8")
 
 
+def keeps_reasoning(base_dir: Path) -> bool:
+    """Return True if prompts of the model in a folder keep earlier reasoning, by its spec or as it was exported."""
+    template = _own(base_dir)
+    return isinstance(template, str) and TemplateOptions.read(template).keep_reasoning
+
+
 def check_options(spec: LocalModelSpec, chat: ChatFormat, name: str) -> None:
     """Raise SpecError for a `call_form` that the model's template does not write, because later prompts would show
     calls in another form than the model wrote, and for `keep_reasoning` of a model without reasoning, or whose template

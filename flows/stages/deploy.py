@@ -148,6 +148,7 @@ def _write(
     from components.evaluation.metrics import paired_success
     from components.evaluation.sequential import alpha_of
     from components.models.attention import implementation
+    from components.models.chat_template import keeps_reasoning
     from components.models.trained_weights import folder_of
     from components.models.weights import model_config, prepare
 
@@ -163,6 +164,7 @@ def _write(
         inputs={name: artifact.digest for name, artifact in inputs.items()},
         results=results,
         attention=implementation(model_config(base_dir)),
+        keeps_reasoning=keeps_reasoning(base_dir),
         heldout={
             name: inputs[f"validation_{name}"].metrics for name in ("before", "after") if f"validation_{name}" in inputs
         },

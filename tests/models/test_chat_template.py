@@ -11,6 +11,7 @@ import pytest
 
 from components.deployment.export import export_merged
 from components.errors import ResourceError, SpecError
+from components.models.chat_template import keeps_reasoning
 from components.models.spec import LocalModelSpec, ModelSpec
 from components.models.weights import check_weights, declared_end, load_tokenizer, prepare
 from components.specs import validate
@@ -91,6 +92,7 @@ def test_options_in_a_template_hold_until_the_configuration_says_otherwise(base_
     for case, (changes, options) in folders.items():
         template = (prepare(spec_of(**changes), tmp_path) / "chat_template.jinja").read_text()
         assert (case, TemplateOptions.read(template)) == (case, options)
+        assert (case, keeps_reasoning(prepare(spec_of(**changes), tmp_path))) == (case, options.keep_reasoning)
         assert (case, template.count("{#- espalier")) == (case, int(options != TemplateOptions()))
         assert rendered(prepare(spec_of(**changes), tmp_path)).startswith("\n\nHello"), case
     assert "keep_reasoning" not in spec_of().key_part()
