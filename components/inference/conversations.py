@@ -102,8 +102,7 @@ class Conversations:
             if answer is None:
                 continue
             pairs = list(zip(turns, answer.reasoning, strict=False))
-            given = ((messages[place].get("reasoning"), reasoning) for place, reasoning in pairs)
-            if any(own is not None and own != (reasoning or "") for own, reasoning in given):
+            if any(messages[place].get("reasoning") not in (None, reasoning or "") for place, reasoning in pairs):
                 continue
             for place, reasoning in pairs:
                 if reasoning is not None:

@@ -241,13 +241,13 @@ class ChatFormat(ResponseReader):
         else:
             changed = {"content": place}
         messages[turn] = messages[turn] | changed
-        _, shown, rest = self.render(messages, tools, generate=True).partition(place)
+        _, shown, text = self.render(messages, tools, generate=True).partition(place)
         end = self.end_of(messages[turn])
-        if end not in rest:  # gpt-oss: `<|return|>` ends the last answer, `<|end|>` earlier ones
-            end = self.special_tokens.first(rest) or ""
+        if end not in text:  # gpt-oss: `<|return|>` ends the last answer, `<|end|>` earlier ones
+            end = self.special_tokens.first(text) or ""
         if not shown or not end:
             return None
-        after = rest.partition(end)[2]
+        after = text.partition(end)[2]
         return after if closed else self.closing + end + after
 
     def streams(
