@@ -49,7 +49,8 @@ def resolve(value: T, hardware: Hardware, cache: Path) -> T:
     if isinstance(value, Mapping):
         return {name: resolve(item, hardware, cache) for name, item in value.items()}  # type: ignore[return-value]
     if isinstance(value, list | tuple):
-        return type(value)(resolve(item, hardware, cache) for item in value)
+        items = [resolve(item, hardware, cache) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 

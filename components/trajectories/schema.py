@@ -93,8 +93,9 @@ class History:
         for message in self.messages:
             if message.span is not None and message.trained:
                 start, end = message.span
-                logprobs = self.logprobs[start:end] or [0.0] * (end - start)  # unknown
-                mask[start:end] = [not math.isnan(logprob) for logprob in logprobs]
+                logprobs = self.logprobs[start:end] or [math.nan] * (end - start)
+                added = [math.isnan(logprob) for logprob in logprobs]
+                mask[start:end] = [all(added) or not is_added for is_added in added]  # all: the sampler is unknown
         return mask
 
 

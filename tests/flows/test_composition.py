@@ -115,7 +115,7 @@ def test_a_null_of_the_experiment_does_not_replace_the_chosen_option(composed):
 
 def test_settings_of_an_experiment_stay_with_another_option(composed):
     """They are no description of another thing: the learning rate of the quickstart is also that of gspo."""
-    data = composed("+experiment=quickstart", "algorithm=gspo", "model=qwen3_0_6b")
+    data = composed("+experiment=quickstart", "algorithm=gspo", "model=qwen3_0_6b", "model.dtype=float32")
     assert data["algorithm"]["name"] == "gspo"
     assert data["algorithm"]["learning_rate"] == 3e-4
     assert data["model"]["name"] == option("model", "qwen3_0_6b")["name"]
