@@ -58,25 +58,25 @@ class HarmonyForm(CallForm):
     with_text = False
 
     def read(self, text: str, tools: Tools = ()) -> tuple[str, Calls]:
-        messages, rest = read_messages(text)
+        messages, remaining = read_messages(text)
         first = next((message for message in messages if message.recipient or message.channel == "final"), None)
         if first is None or not first.recipient:
             return self.plain(text), []
-        if rest.strip():
+        if remaining.strip():
             raise ValueError("unexpected text after a call")
         return "", [_call(message) for message in messages if message.recipient]
 
     def plain(self, text: str) -> str:
         """Return the content of an answer in which nothing is called. A message to a recipient begins with `to=`: what
         cannot be called is shown as text."""
-        messages, rest = read_messages(text)
+        messages, remaining = read_messages(text)
         texts = [
             f"to={message.recipient} {message.body}" if message.recipient else message.body
             for message in messages
             if not message.is_reasoning
         ]
-        if not messages or rest.strip():
-            texts.append("" if _CUT_HEAD.fullmatch(rest) else rest)
+        if not messages or remaining.strip():
+            texts.append("" if _CUT_HEAD.fullmatch(remaining) else remaining)
         return _escaped("\n".join(texts))
 
     def attempts_call(self, text: str) -> bool:
@@ -102,10 +102,10 @@ class HarmonyReasoning(ReasoningForm):
     """Reasoning as messages of the channel `analysis`, also between others."""
 
     def split(self, text: str) -> tuple[str | None, str]:
-        messages, rest = read_messages(text)
+        messages, remaining = read_messages(text)
         thoughts = [message.body for message in messages if message.is_reasoning]
         answer = [text[message.start : message.end] for message in messages if not message.is_reasoning]
-        return (_escaped(_joined(thoughts)) if thoughts else None), "".join([*answer, rest])
+        return (_escaped(_joined(thoughts)) if thoughts else None), "".join([*answer, remaining])
 
     def ranges(self, text: str) -> list[tuple[int, int]]:
         return [(message.start, message.end) for message in read_messages(text)[0] if message.is_reasoning]
