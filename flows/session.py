@@ -304,13 +304,14 @@ def _execute(
 
 def _check_sharding(spec: ExperimentSpec, base_dir: Path) -> None:
     """Raise ResourceError if a training shards a model whose layers cannot be sharded."""
-    from components.algorithms.policy import sharded
-    from components.models.stored_names import skeleton
     from flows.stages import DISTRIBUTED
 
     for stage in DISTRIBUTED:
         group = spec.compute.place(stage).group
         if group is not None and group.size > 1 and group.strategy != "ddp":
+            from components.algorithms.policy import sharded
+            from components.models.stored_names import skeleton
+
             sharded.check(skeleton(base_dir), group.strategy)
             return
 
