@@ -25,7 +25,7 @@ from components.models.chatml import CHATML, chatml
 from components.models.spec import LocalModelSpec
 from components.specs import nearest
 from components.trajectories.chat import ChatFormat
-from components.trajectories.native_calls import PYTHONIC
+from components.trajectories.native_calls import PROBE_TOOLS, PYTHONIC
 from components.trajectories.template_options import TemplateOptions
 from components.trajectories.template_variables import variables
 
@@ -82,32 +82,23 @@ def check_options(spec: LocalModelSpec, chat: ChatFormat, name: str) -> None:
         )
 
 
-_PROBE = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks a word up.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
-    },
-}
-
-
 def keeps_history(chat: ChatFormat) -> bool:
     """Return True if two questions, each with a call and an answer, are one history with each message once."""
     talk: list[dict[str, Any]] = [{"role": "system", "content": "system-0"}] if chat.system_role else []
+    tool = PROBE_TOOLS[0]["function"]["name"]
     for number in range(2):
         arguments = json.dumps({"word": f"word-{number}"})
-        call = {"id": f"call_{number}_0", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+        call = {"id": f"call_{number}_0", "type": "function", "function": {"name": tool, "arguments": arguments}}
         talk += [
             {"role": "user", "content": f"question-{number}"},
             {"role": "assistant", "content": "", "reasoning": f"before-{number}", "tool_calls": [call]},
-            {"role": "tool", "content": f"result-{number}", "tool_call_id": call["id"], "name": "look_up"},
+            {"role": "tool", "content": f"result-{number}", "tool_call_id": call["id"], "name": tool},
             {"role": "assistant", "content": f"answer-{number}", "reasoning": f"after-{number}"},
         ]
     bare = [{key: message[key] for key in message if key != "reasoning"} for message in talk]
     for messages in (talk, bare):  # without reasoning, if the prompt closes it
         with suppress(ResourceError):
-            streams = chat.streams(messages, [_PROBE])
+            streams = chat.streams(messages, PROBE_TOOLS[:1])
             text = str(chat.tokenizer.decode(streams[0].token_ids))
             parts = [message.get(name) for message in messages for name in ("content", "reasoning")]
             return len(streams) == 1 and all(text.count(part) == 1 for part in parts if part)

@@ -44,7 +44,7 @@ class Paths:
     model that computes anything else from it gets a ResourceError: places in a row are no positions."""
 
     mask: Callable[[AttentionRange], Any]
-    """Returns the mask of the layers with a reach."""
+    """Returns the mask of the layers with an attention range."""
     shape: tuple[int, int]
     ndim: int = 2
 
@@ -87,7 +87,7 @@ class _Counts:
 
 
 def paths(mask: Callable[[AttentionRange], Any], rows: int, tokens: int) -> Paths:
-    """Return the attention of a pass of (rows, tokens), whose masks `mask` makes once for each reach."""
+    """Return the attention of a pass of (rows, tokens), whose masks `mask` makes once for each range."""
     return Paths(functools.cache(mask), (rows, tokens))
 
 
@@ -103,11 +103,11 @@ def layer_mask(
         return sdpa_mask(**request)
     if request.get("use_vmap"):
         _refuse()
-    return attention_mask.mask(_reach(mask_function, local_size))
+    return attention_mask.mask(_range_of(mask_function, local_size))
 
 
-def _reach(mask_function: Callable[..., Any], size: int | None) -> AttentionRange:
-    """Return the reach of a mask function of transformers, whose window or chunk has `size` tokens."""
+def _range_of(mask_function: Callable[..., Any], size: int | None) -> AttentionRange:
+    """Return the attention range of a mask function of transformers, whose window or chunk has `size` tokens."""
 
     def attends(query: int, key: int) -> bool:
         return bool(mask_function(0, 0, torch.tensor(query), torch.tensor(key)))

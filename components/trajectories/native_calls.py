@@ -16,7 +16,7 @@ from components.trajectories.chat_template import ChatTemplate, Messages
 from components.trajectories.plain_messages import named_arguments
 from components.trajectories.special_tokens import SpecialTokens
 
-_TOOLS = [
+PROBE_TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -27,6 +27,7 @@ _TOOLS = [
     }
     for name in ("probe", "second")
 ]
+"""Two tools that no environment has, for probes of a template."""
 _CALLS = [
     {"id": f"call_0_{index}", "type": "function", "function": {"name": name, "arguments": '{"word": "a"}'}}
     for index, name in enumerate(("probe", "second"))
@@ -89,7 +90,7 @@ class NativeCalls:
             answer = {"role": "assistant", "content": _SYSTEM, "reasoning": _RESULT, **calls}
             shown = self.messages([{"role": "user", "content": _USER}, answer])
             with suppress(EngineError):
-                if _RESULT in self._template.render([(shown, False)], _TOOLS if self.form else None)[0]:
+                if _RESULT in self._template.render([(shown, False)], PROBE_TOOLS if self.form else None)[0]:
                     return True
         return False
 
@@ -105,7 +106,7 @@ class NativeCalls:
             try:
                 if "Probes." not in self._rendered([], _USER):
                     return None
-                answer = self._answer(_CALLS[:1], _TOOLS)
+                answer = self._answer(_CALLS[:1], PROBE_TOOLS)
             except EngineError:
                 continue
             if form := next((form for form in forms if _reads(form, answer, 1)), None):
@@ -123,7 +124,7 @@ class NativeCalls:
     def _writes_both(self) -> bool:
         """Return True if the template writes both calls of a message."""
         try:
-            answer = self._answer(_CALLS, _TOOLS)
+            answer = self._answer(_CALLS, PROBE_TOOLS)
         except EngineError:
             return False
         return all(name in answer for name, _ in _READ)
@@ -135,13 +136,13 @@ class NativeCalls:
             after = self._rendered(_CALLS[:1], _USER).rpartition(_USER)[2]
         except EngineError:
             return None
-        text = self._answer(_CALLS[:1], _TOOLS)
+        text = self._answer(_CALLS[:1], PROBE_TOOLS)
         after = after[max(after.find(text[self.form.start(text) :].rstrip()), 0) :]
         for match in self._special_tokens.all(after):
             if _RESULT in after[: match.start()]:
                 return None
             if _reads(self.form, after[: match.start()], 1):
-                if self.form.read(after[: match.start()], _TOOLS)[0].strip():
+                if self.form.read(after[: match.start()], PROBE_TOOLS)[0].strip():
                     return None  # text after the call
                 return match[0] if not self._end.endswith(match[0]) and match[0] not in self._end else None
         return None
@@ -154,7 +155,7 @@ class NativeCalls:
         if calls:
             talk.append({"role": "assistant", "content": "", "tool_calls": calls})
             talk.append({"role": "tool", "content": _RESULT, "tool_call_id": calls[0]["id"]})
-        return self._template.render([(self.messages(talk), False)], _TOOLS)[0]
+        return self._template.render([(self.messages(talk), False)], PROBE_TOOLS)[0]
 
     def _answer(self, calls: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         """Return an assistant message of calls as the template writes it, without the end of the turn."""
@@ -169,7 +170,7 @@ class NativeCalls:
 def _reads(form: CallForm, text: str, count: int) -> bool:
     """Return True if a form reads so many calls of the probe in a text."""
     try:
-        return form.read(text, _TOOLS)[1] == _READ[:count]
+        return form.read(text, PROBE_TOOLS)[1] == _READ[:count]
     except (ValueError, RecursionError):
         return False
 

@@ -13,7 +13,7 @@ from typing import Any
 import trl
 
 from components.trajectories.chat import ChatFormat
-from tests.trajectories.families import Family, tokenizer_of
+from tests.trajectories.families import LOOK_UP, Family, tokenizer_of
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 MARKS = re.compile(
@@ -22,14 +22,6 @@ MARKS = re.compile(
 PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Added tokens that are not special."""
 USER = {"role": "user", "content": "Where?"}
-LOOK_UP = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks a word up.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
-    },
-}
 CALL = {"id": "call_0_0", "type": "function", "function": {"name": "look_up", "arguments": {"word": "a b"}}}
 RESULT = {"role": "tool", "tool_call_id": "call_0_0", "name": "look_up", "content": "near"}
 
