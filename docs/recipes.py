@@ -6,9 +6,10 @@
 
 `run` runs the experiments for each seed and records their results; `flat` records why one learned nothing; without
 arguments the page and its plot are written again. A record has one object for each experiment and seed: `experiment`,
-`seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds`, `peak_memory_gb`, `command`,
-`commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned. A recipe
-that learns from a file also has `file`: the commands that make it (docs/recipe_files.py).
+`model` (its name), `seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds`,
+`peak_memory_gb`, `command`, `commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why
+nothing was learned. A recipe that learns from a file also has `file`: the commands that make it
+(docs/recipe_files.py).
 `before` is the policy that the recipe's last training phase starts from: after the supervised warmup, if there is one.
 Runs with overrides are variants: they have the overrides in `overrides`, and a table of their own that compares them
 with the experiment. `success_by_round`, `training_reward_by_round`, `guards` (those that triggered) and `reported`
@@ -32,6 +33,7 @@ from docs import recipe_files
 from docs.generated import Generated, table
 from docs.recipes_plot import plot
 from docs.results import ROOT, commit, processor
+from flows.experiment.compose import compose
 
 RECORD = ROOT / "docs" / "results" / "recipes.json"
 UNEXPLAINED = "the interval of the gain includes 0"
@@ -96,7 +98,8 @@ def run_experiment(experiment: str, seed: int, options: argparse.Namespace, over
         env={**os.environ, **threads},
     )
     row = row_of(json.loads(run.stdout.splitlines()[-1]), experiment, overrides)
-    return row | {"jobs": options.jobs, "commit": options.commit, "processor": processor()}
+    model = compose([f"+experiment={experiment}", *overrides]).model.name
+    return row | {"model": model, "jobs": options.jobs, "commit": options.commit, "processor": processor()}
 
 
 def arguments(experiment: str, seed: int, overrides: list[str]) -> list[str]:
@@ -159,12 +162,14 @@ def write(new: list[dict[str, Any]]) -> None:
 def summary_table() -> str:
     """Return a table of the means over the seeds of each experiment, with intervals of the gain over and within
     them."""
-    head = ["Experiment", "Seeds", "Before", "After", "Gain [95 % over seeds]", "Seeds with gain", "Minutes", "Memory"]
+    gains = ["Before", "After", "Gain [95 % over seeds]", "Seeds with gain"]
+    head = ["Experiment", "Model", "Seeds", *gains, "Minutes", "Memory"]
     cells = []
     for experiment, runs in by_experiment().items():
         cells.append(
             [
                 f"`{experiment}`",
+                ", ".join(sorted({f"`{row['model']}`" for row in runs})),
                 str(len(runs)),
                 f"{fmean(row['before'] for row in runs):.2f}",
                 f"{fmean(row['after'] for row in runs):.2f}",

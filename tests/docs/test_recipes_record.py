@@ -30,7 +30,8 @@ def row(experiment: str, seed: int, after: float, low: float, *overrides: str, *
         "seconds": 60.0,
         "peak_memory_gb": 1.0,
     }
-    return recipes.row_of(result, experiment, list(overrides)) | {"jobs": 1, "commit": "abc", "processor": "2 × CPU"}
+    machine = {"jobs": 1, "commit": "abc", "processor": "2 × CPU"}
+    return recipes.row_of(result, experiment, list(overrides)) | {"model": "small"} | machine
 
 
 @pytest.fixture
@@ -63,8 +64,8 @@ def test_a_gain_whose_interval_includes_zero_is_flat_and_can_be_explained(stored
 def test_the_summary_has_means_with_intervals_over_the_seeds(stored):
     better, same = recipes.summary_table().splitlines()[2:4]
     # mean 0.2, standard deviation 0.1, t = 4.303: half width 0.248
-    assert better.startswith("| `better` | 3 | 0.40 | 0.60 | +0.20 [-0.05, +0.45] | 3 of 3 |")
-    assert same.startswith("| `same` | 1 | 0.40 | 0.41 | +0.01 | 0 of 1 |")
+    assert better.startswith("| `better` | `small` | 3 | 0.40 | 0.60 | +0.20 [-0.05, +0.45] | 3 of 3 |")
+    assert same.startswith("| `same` | `small` | 1 | 0.40 | 0.41 | +0.01 | 0 of 1 |")
 
 
 def test_variants_are_compared_with_their_experiment_by_seed_and_stay_out_of_the_summary(stored):
