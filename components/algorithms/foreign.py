@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from components.errors import ArtifactError
@@ -25,35 +26,44 @@ UNKNOWN = "unknown"
 """Value of `TOKENIZER` for a server that does not report its tokenizer."""
 
 
-def convert_foreign_tokens(trajectories: Sequence[Trajectory], base_dir: Path, *, sampled: bool) -> list[Trajectory]:
-    """Return the trajectories without token ids of other tokenizers than that of the model in `base_dir`. sampled: the
-    trajectories must be the policy's own samples; raises ArtifactError if one is not."""
-    if not any(TOKENIZER in trajectory.sampling for trajectory in trajectories):
-        return list(trajectories)
-    from components.models.weights import tokenizer_digest
+class OwnTokens:
+    """Conversion of episodes to the tokens of the model in `base_dir`. sampled: the episodes must be the policy's own
+    samples."""
 
-    own = tokenizer_digest(base_dir)
-    converted = []
-    for trajectory in trajectories:
-        if trajectory.sampling.get(TOKENIZER, own) == own:
-            converted.append(trajectory)
-        elif sampled:
+    def __init__(self, base_dir: Path, *, sampled: bool):
+        self._sampled = sampled
+        self._own = cache(partial(_tokenizer_digest, base_dir))
+
+    def __call__(self, trajectory: Trajectory) -> Trajectory | None:
+        """Return the episode without token ids of another tokenizer; None if it is left out because an answer was
+        truncated. Raises ArtifactError if it must be the policy's own sample and is not."""
+        if TOKENIZER not in trajectory.sampling or trajectory.sampling[TOKENIZER] == self._own():
+            return trajectory
+        if self._sampled:
             raise ArtifactError(
                 f"trajectory {trajectory.id} was sampled from a model with another tokenizer: a policy gradient needs "
                 "the policy's own tokens. Train on such episodes with sft, distill or a preference algorithm"
             )
-        elif not any(
-            message.finish_reason == "length" for history in trajectory.histories for message in history.messages
-        ):
-            converted.append(
-                replace(trajectory, histories=[_without_tokens(history) for history in _longest(trajectory.histories)])
-            )
+        if any(message.finish_reason == "length" for history in trajectory.histories for message in history.messages):
+            return None
+        return replace(trajectory, histories=[_without_tokens(history) for history in _longest(trajectory.histories)])
+
+
+def convert_foreign_tokens(trajectories: Sequence[Trajectory], base_dir: Path, *, sampled: bool) -> list[Trajectory]:
+    """Return the trajectories as `OwnTokens` converts them. A warning counts those that it leaves out."""
+    converted = list(filter(None, map(OwnTokens(base_dir, sampled=sampled), trajectories)))
     if len(converted) < len(trajectories):
         log.warning(
             "episodes of another model left out of training because an answer was truncated: %d of %d",
             *(len(trajectories) - len(converted), len(trajectories)),
         )
     return converted
+
+
+def _tokenizer_digest(base_dir: Path) -> str:
+    from components.models.weights import tokenizer_digest
+
+    return tokenizer_digest(base_dir)
 
 
 def _longest(histories: Sequence[History]) -> list[History]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from components.algorithms.trainer import PolicyTrainingRequest, TrainedModule, 
 from components.errors import ArtifactError, ResourceError
 from components.models import trained_weights
 from components.trajectories.schema import Trajectory
+from components.trajectories.selected import SelectedTrajectories
 
 if TYPE_CHECKING:
     from components.algorithms.policy.policy import Policy
@@ -119,16 +121,20 @@ def policy_digest(checkpoint_dir: Path) -> str:
 
 def _policy_and_trajectories(
     algorithm: AlgorithmSpec, request: PolicyTrainingRequest
-) -> tuple[Policy, list[Trajectory], int]:
+) -> tuple[Policy, Sequence[Trajectory], int]:
     """Return the policy at the start of a training, the trajectories that it learns from, and the number of those left
     out because they are too long."""
     from components.algorithms import foreign
 
+    if isinstance(request.trajectories, SelectedTrajectories):
+        policy = _policy(request)
+        return policy, request.trajectories.map(_prepare(request.base_dir, _vocabulary(policy))), 0
     own_tokens = foreign.convert_foreign_tokens(
         request.trajectories, request.base_dir, sampled=algorithm.needs_sampled_tokens
     )
     policy = _policy(request)
-    _check(own_tokens, policy.model.get_input_embeddings().num_embeddings)
+    for trajectory in own_tokens:
+        _check(trajectory, _vocabulary(policy))
     if not algorithm.needs_sampled_tokens:
         return policy, own_tokens, 0
     trajectories = _drop_too_long(own_tokens, request.model.max_length)
@@ -205,21 +211,42 @@ MAX_LISTED = 5
 """Largest number of trajectories that a warning lists."""
 
 
-def _check(trajectories: Sequence[Trajectory], vocabulary: int) -> None:
+def _vocabulary(policy: Policy) -> int:
+    return policy.model.get_input_embeddings().num_embeddings
+
+
+def _prepare(base_dir: Path, vocabulary: int) -> Callable[[Trajectory], Trajectory]:
+    """Return a function that converts an episode in files to the policy's own tokens, and checks it. An episode that is
+    left out has no histories and no reward."""
+    from components.algorithms import foreign
+
+    own_tokens = foreign.OwnTokens(base_dir, sampled=False)
+
+    def prepare(trajectory: Trajectory) -> Trajectory:
+        own = own_tokens(trajectory)
+        if own is None:
+            logger.warning("%s is left out of training: another model's answer was truncated", trajectory.id)
+            return replace(trajectory, histories=[], reward=None)
+        _check(own, vocabulary)
+        return own
+
+    return prepare
+
+
+def _check(trajectory: Trajectory, vocabulary: int) -> None:
     """Raise ArtifactError for a token id outside the vocabulary, and for a reward that is not finite."""
-    for trajectory in trajectories:
-        if trajectory.reward is not None and not math.isfinite(trajectory.reward):
+    if trajectory.reward is not None and not math.isfinite(trajectory.reward):
+        raise ArtifactError(
+            f"trajectory {trajectory.id} has the reward {trajectory.reward}: expected a finite number, or none if "
+            "it could not be scored"
+        )
+    for history in trajectory.histories:
+        unknown_id = next((token for token in history.token_ids if not 0 <= token < vocabulary), None)
+        if unknown_id is not None:
             raise ArtifactError(
-                f"trajectory {trajectory.id} has the reward {trajectory.reward}: expected a finite number, or none if "
-                "it could not be scored"
+                f"trajectory {trajectory.id} has the token id {unknown_id}, but the model's ids range from 0 to "
+                f"{vocabulary - 1}: it was sampled from another model. Collect with the model in training"
             )
-        for history in trajectory.histories:
-            unknown_id = next((token for token in history.token_ids if not 0 <= token < vocabulary), None)
-            if unknown_id is not None:
-                raise ArtifactError(
-                    f"trajectory {trajectory.id} has the token id {unknown_id}, but the model's ids range from 0 to "
-                    f"{vocabulary - 1}: it was sampled from another model. Collect with the model in training"
-                )
 
 
 def _drop_too_long(trajectories: Sequence[Trajectory], max_length: int) -> list[Trajectory]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from components.errors import ArtifactError
 from components.trajectories.schema import Scenario, Trajectory
@@ -58,9 +58,19 @@ def misnamed(scenarios: Iterable[Scenario]) -> str | None:
     return f"gives the scenario id {invalid!r}; expected one without {ASIDE!r}, which separates the names of groups"
 
 
-def by_scenario(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+class Grouped(Protocol):
+    """Episode of a group."""
+
+    @property
+    def group(self) -> str: ...
+
+
+Episode = TypeVar("Episode", bound=Grouped)
+
+
+def by_scenario(trajectories: Iterable[Episode]) -> dict[str, list[Episode]]:
     """Return trajectories by scenario id; groups and members keep the order of the input."""
-    groups: dict[str, list[Trajectory]] = {}
+    groups: dict[str, list[Episode]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.group, []).append(trajectory)
     return groups
@@ -98,8 +108,8 @@ def have_spread(rewards: Iterable[float], relative_tolerance: float = RELATIVE_T
 
 
 def pairs(
-    trajectories: Iterable[Trajectory], value: Callable[[Trajectory], float], which: PairSelection, min_margin: float
-) -> list[tuple[Trajectory, Trajectory]]:
+    trajectories: Iterable[Episode], value: Callable[[Episode], float], which: PairSelection, min_margin: float
+) -> list[tuple[Episode, Episode]]:
     """Return the (better, worse) pairs of each scenario by `value`: the best with the worst episode, or every two
     episodes with different values. Pairs that differ by at most `min_margin`, or only by rounding, are left out."""
     result = []

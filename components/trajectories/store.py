@@ -288,12 +288,15 @@ def load_scored(
     return list(read_scored(trajectories, scores, selection, components=components))
 
 
-def scored_rows(trajectories: Path, scores: Path, places: Sequence[int]) -> list[Trajectory]:
+def scored_rows(
+    trajectories: Path, scores: Path, places: Sequence[int], *, components: bool = False
+) -> list[Trajectory]:
     """Return the trajectories of read_scored at these positions, in their order; their row groups only are read."""
     if not len(places):
         return []
     rows = _TRAJECTORIES.at(trajectories, places)
-    score_rows = AlignedRows(scores, iter([_SCORES.at(scores, places, _REWARDS)]), trajectories)
+    names = [*_REWARDS, *(["components"] if components else [])]
+    score_rows = AlignedRows(scores, iter([_SCORES.at(scores, places, names)]), trajectories)
     return list(decode.scored_trajectories(_joined(rows, score_rows.take(rows.column("id")))))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from flows.stages.base import Context, Inputs, Stage, StageSpec, TrainingProgres
 
 if TYPE_CHECKING:
     from components.algorithms.trainer import PolicyTrainingRequest
+    from components.trajectories.selected import SelectedTrajectories
 
 CHECKPOINT_VERSION = 1
 """Version of the layout: adapter/, optimizer.safetensors, trainer.json, log.jsonl; critic/ with PPO; multipliers.json
@@ -80,14 +82,15 @@ def training_request(
     from components.trajectories.versions import VERSIONS, off_policy_tokens
 
     algorithm, costs = spec.algorithm, spec.algorithm.constraints
-    trajectories = _scored(inputs, components=bool(costs))
+    scored = _scored(inputs, components=bool(costs))
+    trajectories: Sequence[Trajectory] = scored if algorithm.streams else list(scored)
     version = policy_digest(inputs["start"].path) if "start" in inputs else BASE_POLICY
     figures: dict[str, float] = {}
     if spec.replay is not None:
         trajectories, figures = mixed(
             spec.replay,
             trajectories,
-            [_scored(inputs, f"-{ago}", components=bool(costs)) for ago in _rounds(inputs)],
+            [list(_scored(inputs, f"-{ago}", components=bool(costs))) for ago in _rounds(inputs)],
             version=version,
             compared=algorithm.needs_reward_spread,
             seed=context.seed,
@@ -133,7 +136,7 @@ def training_request(
     return request, figures
 
 
-def _restricted(trajectories: list[Trajectory], roles: list[str]) -> list[Trajectory]:
+def _restricted(trajectories: Sequence[Trajectory], roles: list[str]) -> list[Trajectory]:
     """Return the trajectories with the histories of these roles, without trajectories that have none. Raises SpecError
     if no trajectory has a history of one of the roles."""
     from components.trajectories.roles import restrict, role_names
@@ -160,16 +163,14 @@ def _renamed(inputs: Inputs, ago: int) -> list[Trajectory]:
 
 def _scored(
     inputs: Inputs, ago: str = "", *, components: bool = False, selected: bool = True, prefix: str = ""
-) -> list[Trajectory]:
-    """Return the scored trajectories of a round. Groups of a scenario that several collections share stay separate.
+) -> SelectedTrajectories:
+    """Return the scored trajectories of a round, with those of its refills.
 
     ago: suffix of the input names of an earlier round. components: add the components of the scores to the metrics.
     selected: only the selected trajectories. prefix: of the input names, `anchored-` or none."""
-    from components.trajectories.groups import separate
-    from components.trajectories.store import load_scored
+    from components.trajectories.selected import SelectedFiles, SelectedTrajectories
 
-    loaded: list[Trajectory] = []
-    groups: set[str] = set()
+    collections = []
     for refill in ["", *(f"+{number}" for number in range(1, len(inputs)))]:
         if f"{prefix}trajectories{refill}{ago}" not in inputs:
             break
@@ -177,10 +178,8 @@ def _scored(
             inputs[f"{prefix}{name}{refill}{ago}"].path / f"{name}.parquet"
             for name in ("trajectories", "scores", "selection")
         )
-        collection = load_scored(trajectories, scores, selection if selected else None, components=components)
-        loaded += [separate(episode, f"@{refill}") if episode.group in groups else episode for episode in collection]
-        groups |= {episode.group for episode in collection}
-    return loaded
+        collections.append(SelectedFiles(trajectories, scores, selection if selected else None))
+    return SelectedTrajectories(collections, components=components)
 
 
 CHECKPOINT_FILES = {

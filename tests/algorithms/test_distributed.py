@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,15 +157,16 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
         if kind not in ALONE:
             policy.shard("zero2" if kind.endswith("zero2") else "fsdp")
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
-        with tempfile.TemporaryDirectory() as scratch_name:
-            if (critic := spec.critic(policy)) is not None:
-                optimizer.add_param_group({"params": list(critic.parameters.values())})
-            options = {"base_dir": base_dir, "scratch": Path(scratch_name), "on_step": logs.append, "critic": critic}
-            context = make_context(policy, optimizer, episodes(), **options)
-            if isinstance(spec, DistillSpec):
-                train_distill(spec, context, policy)
-            else:
-                spec.build(context).train()
+        scratch = folder / f"scratch-{kind}-{name}"
+        scratch.mkdir(parents=True, exist_ok=True)
+        if (critic := spec.critic(policy)) is not None:
+            optimizer.add_param_group({"params": list(critic.parameters.values())})
+        options = {"base_dir": base_dir, "scratch": scratch, "on_step": logs.append, "critic": critic}
+        context = make_context(policy, optimizer, episodes(), **options)
+        if isinstance(spec, DistillSpec):
+            train_distill(spec, context, policy)
+        else:
+            spec.build(context).train()
     finally:
         hook.remove()
     after = [sharded.gather_tensor(parameter).flatten().tolist() for parameter in learning]

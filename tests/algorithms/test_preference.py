@@ -107,7 +107,7 @@ def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, tmp_p
             (row,), start = mismatched.sequences, min(own.sequences[0].targets)
             assert row.token_ids[:start] == own.sequences[0].token_ids[:start]
             other = answers[tuple(row.token_ids[start:])]
-            assert (other.trajectory.group != own.trajectory.group) == (len(sizes) > 1)
+            assert (other.group != own.group) == (len(sizes) > 1)
 
 
 def run(base_dir, folder, spec, trajectories, **more):

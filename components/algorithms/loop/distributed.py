@@ -1,8 +1,8 @@
 """Distributed training: each process computes the gradient of its share of the packs, and all take the same step.
 
-Every process loads all trajectories, so each knows the weight of a token in the whole batch; gradients are then summed,
-not averaged, and equal those of a single process. Packs are independent of each other, so nothing else is exchanged.
-The weights may be sharded over the processes (`sharded`).
+Every process knows all sequences of a step, so each knows the weight of a token in the whole batch; gradients are then
+summed, not averaged, and equal those of a single process. Packs are independent of each other, so nothing else is
+exchanged. The weights may be sharded over the processes (`sharded`).
 
 After a step all processes have the same adapter, optimizer, metrics and random state. So all get the same folders and
 read them, and only the `first` one writes. Dropout is drawn per pack, not per process: it is the same for any number of
@@ -30,9 +30,14 @@ def size() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
+def rank() -> int:
+    """Return the number of this process."""
+    return distributed.get_rank() if size() > 1 else 0
+
+
 def first() -> bool:
     """Return True if this process is the one that writes files."""
-    return size() == 1 or distributed.get_rank() == 0
+    return rank() == 0
 
 
 def wait() -> None:
@@ -81,7 +86,7 @@ def _own(count: int) -> list[int]:
     """Return the indices of this process's packs. Indices from `count` on have no pack and are filled in."""
     if size() == 1:
         return list(range(count))
-    return [index * size() + distributed.get_rank() for index in range(-(-count // size()))]
+    return [index * size() + rank() for index in range(-(-count // size()))]
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

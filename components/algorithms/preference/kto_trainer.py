@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +30,7 @@ class KTOTrainer(PreferenceTrainer):
 
     def training_examples(self, episodes: Sequence[PreferenceEpisode]) -> list[Example]:
         self._members = list(episodes)
-        return [Example((episode,), (episode.trajectory.reward or 0.0) >= self.spec.threshold) for episode in episodes]
+        return [Example((episode,), episode.reward >= self.spec.threshold) for episode in episodes]
 
     def trained_episodes(self, example: Example) -> Sequence[PreferenceEpisode]:
         return example.episodes[:1]
@@ -64,11 +65,9 @@ class KTOTrainer(PreferenceTrainer):
         mismatched = []
         for index, episode in enumerate(members):
             following = [*members[index + 1 :], *members[:index]]
-            candidates = (
-                other for other in [*following, *episodes] if other.trajectory.group != episode.trajectory.group
-            )
+            candidates = (other for other in chain(following, episodes) if other.group != episode.group)
             other = next(candidates, following[0] if following else episode)
-            mismatched.append(PreferenceEpisode(episode.trajectory, _after_prompts(episode, other, longest)))
+            mismatched.append(replace(episode, sequences=_after_prompts(episode, other, longest)))
         return [
             replace(example, episodes=(episode, other))
             for example, episode, other in zip(batch, members, self.with_reference(mismatched), strict=True)

@@ -42,14 +42,8 @@ class PairTrainer(PreferenceTrainer):
         """Return the mean loss and the (P,) margins."""
 
     def training_examples(self, episodes: Sequence[PreferenceEpisode]) -> list[Example]:
-        by_id = {episode.trajectory.id: episode for episode in episodes}
-        ranked = pairs(
-            [episode.trajectory for episode in episodes],
-            lambda trajectory: trajectory.reward or 0.0,
-            self.spec.pairs,
-            self.spec.min_margin,
-        )
-        return [Example((by_id[better.id], by_id[worse.id])) for better, worse in ranked]
+        ranked = pairs(episodes, lambda episode: episode.reward, self.spec.pairs, self.spec.min_margin)
+        return [Example(pair) for pair in ranked]
 
     def loss(
         self, batch: Sequence[Example], sum_E: torch.Tensor, reference_E: torch.Tensor, index_of: dict[int, int]

@@ -12,10 +12,10 @@ the memory of one pack.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +29,7 @@ from components.algorithms.loop.epochs import (
     take_gradient_steps,
 )
 from components.algorithms.loop.metrics import mean_metrics, token_counts
+from components.algorithms.loop.token_rows import EpisodeSequences, TokenRow, tokenized
 from components.algorithms.policy.packing import Pack, TokenSequence, pack
 from components.algorithms.policy_gradient.losses import segment_sums
 from components.algorithms.sft.trainer import examples
@@ -42,12 +43,20 @@ if TYPE_CHECKING:
     from components.algorithms.preference.spec import PreferenceSpec
 
 
-@dataclass(frozen=True)
+REFERENCE_TOKENS = 2**21
+"""Tokens of the episodes whose log-probabilities under the reference are measured together. Limits the memory; prefixes
+are shared within these episodes."""
+
+
+@dataclass(frozen=True, slots=True)
 class PreferenceEpisode:
     """An episode as the loss reads it."""
 
-    trajectory: Trajectory
-    sequences: tuple[TokenSequence, ...]
+    place: int
+    """Position among the trajectories of the training."""
+    group: str
+    reward: float
+    sequences: Sequence[TokenSequence]
     """Sequences of its histories."""
     reference: float = 0.0
     """Log-probability under the reference."""
@@ -57,7 +66,7 @@ class PreferenceEpisode:
         return sum(len(sequence.targets) for sequence in self.sequences)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Example:
     """One term of the loss."""
 
@@ -79,7 +88,9 @@ class PreferenceTrainer(Trainer):
         self._settings = spec
         self._context = context
         self._policy = context.policy
-        self._guarded_step = GuardedStep(spec, context, self._backward, lambda example: example.episodes[0].trajectory)
+        self._guarded_step = GuardedStep(
+            spec, context, self._backward, lambda example: context.trajectories[example.episodes[0].place]
+        )
 
     @abstractmethod
     def training_examples(self, episodes: Sequence[PreferenceEpisode]) -> list[Example]:
@@ -114,29 +125,34 @@ class PreferenceTrainer(Trainer):
 
     def episodes(self) -> list[PreferenceEpisode]:
         """Return the scored episodes whose histories all have at most `max_length` tokens."""
-        scored = [
-            trajectory
-            for trajectory in self._context.trajectories
-            if trajectory.reward is not None and trajectory.failure is None
-        ]
-        chat, rows = ChatFormat(load_tokenizer(self._context.base_dir)), defaultdict[str, list[TokenSequence]](list)
-        for row in examples(chat, scored, self._policy.spec.max_length):
-            rows[row["trajectory_id"]].append(TokenSequence(row["input_ids"], row["targets"]))
-        complete = [
-            trajectory
-            for trajectory in scored
-            if len(rows[trajectory.id]) >= sum(any(history.sampled_mask()) for history in trajectory.histories)
-        ]
-        return [
-            PreferenceEpisode(trajectory, tuple(rows[trajectory.id])) for trajectory in complete if rows[trajectory.id]
-        ]
+        chat, longest = ChatFormat(load_tokenizer(self._context.base_dir)), self._policy.spec.max_length
+
+        def rows_of(place: int, trajectory: Trajectory) -> list[TokenRow]:
+            if trajectory.reward is None or trajectory.failure is not None:
+                return []
+            sequences = examples(chat, [trajectory], longest)
+            if len(sequences) < sum(any(history.sampled_mask()) for history in trajectory.histories):
+                return []
+            facts: dict[str, Any] = {"group": trajectory.group, "reward": trajectory.reward}
+            return [TokenRow(place, row["input_ids"], row["targets"], **facts) for row in sequences]
+
+        rows = tokenized(self._context.scratch, self._context.trajectories, rows_of)
+        groups, rewards = rows.column("group").dictionary_encode(), rows.column("reward").to_pylist()
+        names, group_R = groups.dictionary.to_pylist(), groups.indices.to_pylist()
+        episodes, first = [], 0
+        for place, members in groupby(rows.column("place").to_pylist()):
+            end = first + sum(1 for _ in members)
+            sequences = EpisodeSequences(rows, first, end)
+            episodes.append(PreferenceEpisode(place, names[group_R[first]], rewards[first], sequences))
+            first = end
+        return episodes
 
     def with_reference(self, episodes: Sequence[PreferenceEpisode]) -> list[PreferenceEpisode]:
         """Return the episodes with their log-probability under the reference, if the loss reads it."""
         if not self.has_reference:
             return list(episodes)
         with self._policy.as_reference():
-            logprobs = self.logprobs(episodes)
+            logprobs = [logprob for part in self._parts(episodes) for logprob in self.logprobs(part)]
         return [replace(episode, reference=logprob) for episode, logprob in zip(episodes, logprobs, strict=True)]
 
     def _backward(self, batch: Sequence[Example]) -> StepMeasures:
@@ -176,6 +192,19 @@ class PreferenceTrainer(Trainer):
                     owner_S = owner_Q.to(policy.device)[packed.sequence_S.to(policy.device)]
                     total_E += segment_sums(logprob_S, owner_S.bincount(minlength=len(episodes)))
         return distributed.all_reduce_sum(total_E).tolist()
+
+    def _parts(self, episodes: Sequence[PreferenceEpisode]) -> Iterator[list[PreferenceEpisode]]:
+        """Yield the episodes in parts of about REFERENCE_TOKENS tokens."""
+        part: list[PreferenceEpisode] = []
+        tokens = 0
+        for episode in episodes:
+            part.append(episode)
+            tokens += sum(len(sequence.token_ids) for sequence in episode.sequences)
+            if tokens >= REFERENCE_TOKENS:
+                yield part
+                part, tokens = [], 0
+        if part:
+            yield part
 
     def _packs(self, episodes: Sequence[PreferenceEpisode]) -> list[tuple[torch.Tensor, Pack]]:
         """Return (index of the episode of each sequence, pack) for each pack."""

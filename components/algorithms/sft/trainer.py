@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from components.algorithms.loop import schedule
 from components.algorithms.loop.epochs import GuardedStep, StepMeasures, add_mean_gradient, take_gradient_steps
 from components.algorithms.loop.metrics import mean_metrics
-from components.algorithms.policy.packing import Pack, TokenSequence, pack
+from components.algorithms.loop.token_rows import TokenRow, TokenRows, tokenized
+from components.algorithms.policy.packing import Pack, pack
 from components.algorithms.trainer import TrainingContext, TrainingResult
 from components.models.distribution import Cut
 from components.models.weights import load_tokenizer
@@ -47,10 +49,22 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
     policy = context.policy
-    weights = reward_weights(context.trajectories, spec.weight_temperature)
-    by_id = {trajectory.id: trajectory for trajectory in context.trajectories}
-    weighted = [trajectory for trajectory in context.trajectories if trajectory.id in weights]
-    rows = examples(ChatFormat(load_tokenizer(context.base_dir)), weighted, policy.spec.max_length)
+    chat, longest, long_rows = ChatFormat(load_tokenizer(context.base_dir)), policy.spec.max_length, 0
+    weights = reward_weights(context.trajectories, spec.weight_temperature) if spec.weight_temperature else None
+
+    def rows_of(place: int, trajectory: Trajectory) -> Iterator[TokenRow]:
+        nonlocal long_rows
+        if weights is not None and trajectory.id not in weights:
+            return
+        for row in histories(chat, trajectory):
+            if len(row["input_ids"]) > longest:
+                long_rows += 1
+                continue
+            weight = weights[trajectory.id] if weights is not None else 1.0
+            yield TokenRow(place, row["input_ids"], row["targets"], weight, row["role"])
+
+    rows = tokenized(context.scratch, context.trajectories, rows_of)
+    _warn_of_long_rows(long_rows, long_rows + len(rows), longest)
     if not rows:
         return context.step, {"skipped": 1.0}
 
@@ -58,11 +72,8 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
         logprob_S, _ = policy.logprobs(packed, Cut())
         return -logprob_S * packed.weight_S.to(policy.device)
 
-    def backward(batch: Sequence[Row]) -> StepMeasures:
-        sequences = [
-            TokenSequence(row["input_ids"], row["targets"], weight=weights[row["trajectory_id"]], role=row["role"])
-            for row in batch
-        ]
+    def backward(batch: Sequence[TokenRow]) -> StepMeasures:
+        sequences = [row.sequence() for row in batch]
         packs = pack(sequences, spec.pack_tokens, padded=policy.padded, by_role=policy.by_role)
         return add_mean_gradient(policy, packs, token_losses, spec.max_grad_norm)
 
@@ -71,61 +82,84 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
 
     logs = take_gradient_steps(
         context,
-        list(_batches(rows, spec, context.seed)),
-        GuardedStep(spec, context, backward, lambda row: by_id[row["trajectory_id"]]),
+        Batches(rows, spec, context.seed),
+        GuardedStep(spec, context, backward, lambda row: context.trajectories[row.place]),
         [spec.learning_rate],
         share,
     )
     return context.step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}
 
 
-def _batches(rows: list[Row], spec: SFTSpec, seed: int) -> Iterator[list[Row]]:
-    """Yield the rows of each gradient step; each epoch has its own order."""
-    for epoch in range(spec.epochs):
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-        for start in range(0, len(order), spec.batch_size):
-            yield [rows[index] for index in order[start : start + spec.batch_size]]
+class Batches(Sequence[list[TokenRow]]):
+    """Rows of each gradient step; each epoch has its own order. Rows are read when their step begins."""
 
-
-def examples(chat: ChatFormat, trajectories: Sequence[Trajectory], max_length: int) -> list[Row]:
-    """Return one row per history. Histories longer than `max_length` tokens are left out entirely, because a truncated
-    history would teach the model to stop in the middle. Failed episodes are left out too. Messages with `trained=False`
-    are context."""
-    rows = []
-    for trajectory in trajectories:
-        if trajectory.failure is not None:
-            continue
-        for history in trajectory.histories:
-            if history.token_ids:
-                targets = [index for index, sampled in enumerate(history.sampled_mask()) if sampled]
-                rows.append(_row(list(history.token_ids), targets, trajectory, history.agent))
-                continue
-            messages = [to_openai(message) for message in history.messages]
-            streams = chat.streams(messages, tools_of(trajectory, history), final=True)
-            turns = iter([message.trained for message in history.messages if message.role == "assistant"])
-            trained = [[span for span in stream.spans if next(turns)] for stream in streams]
-            corrected = trajectory.policy == CORRECTION
-            for stream, spans in list(zip(streams, trained, strict=True))[-1 if corrected else 0 :]:
-                spans = stream.spans[-1:] if corrected else spans
-                targets = [index for start, end in spans for index in range(start, end)]
-                rows.append(_row(stream.token_ids, targets, trajectory, history.agent))
-    rows = [row for row in rows if row["targets"]]
-    short_rows = [row for row in rows if len(row["input_ids"]) <= max_length]
-    if len(short_rows) < len(rows):
-        log.warning(
-            "histories left out of training because they are longer than model.max_length=%d tokens: %d of %d",
-            max_length,
-            len(rows) - len(short_rows),
-            len(rows),
+    def __init__(self, rows: TokenRows, spec: SFTSpec, seed: int):
+        self._rows = rows
+        self._spec = spec
+        self._steps = -(-len(rows) // spec.batch_size)
+        """Steps of an epoch."""
+        self._order = lru_cache(maxsize=1)(
+            lambda epoch: torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch))
         )
+
+    def __len__(self) -> int:
+        return self._spec.epochs * self._steps
+
+    @overload
+    def __getitem__(self, index: int) -> list[TokenRow]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[TokenRow]]: ...
+    def __getitem__(self, index: int | slice) -> list[TokenRow] | list[list[TokenRow]]:
+        steps = range(len(self))[index]
+        return self._batch(steps) if isinstance(steps, int) else list(map(self._batch, steps))
+
+    def _batch(self, index: int) -> list[TokenRow]:
+        epoch, step = divmod(index, self._steps)
+        start = step * self._spec.batch_size
+        return [self._rows[row] for row in self._order(epoch)[start : start + self._spec.batch_size].tolist()]
+
+
+def examples(chat: ChatFormat, trajectories: Iterable[Trajectory], max_length: int) -> list[Row]:
+    """Return the rows of `histories` of all trajectories. Histories longer than `max_length` tokens are left out
+    entirely, because a truncated history would teach the model to stop in the middle."""
+    rows = [row for trajectory in trajectories for row in histories(chat, trajectory)]
+    short_rows = [row for row in rows if len(row["input_ids"]) <= max_length]
+    _warn_of_long_rows(len(rows) - len(short_rows), len(rows), max_length)
     return short_rows
 
 
-def reward_weights(trajectories: Sequence[Trajectory], temperature: float | None) -> dict[str, float]:
+def _warn_of_long_rows(count: int, total: int, max_length: int) -> None:
+    if count:
+        log.warning(
+            "histories left out of training because they are longer than model.max_length=%d tokens: %d of %d",
+            *(max_length, count, total),
+        )
+
+
+def histories(chat: ChatFormat, trajectory: Trajectory) -> Iterator[Row]:
+    """Yield one row per history. A failed episode has none. Messages with `trained=False` are context."""
+    if trajectory.failure is not None:
+        return
+    for history in trajectory.histories:
+        if history.token_ids:
+            targets = [index for index, sampled in enumerate(history.sampled_mask()) if sampled]
+            if targets:
+                yield _row(list(history.token_ids), targets, trajectory, history.agent)
+            continue
+        messages = [to_openai(message) for message in history.messages]
+        streams = chat.streams(messages, tools_of(trajectory, history), final=True)
+        turns = iter([message.trained for message in history.messages if message.role == "assistant"])
+        trained = [[span for span in stream.spans if next(turns)] for stream in streams]
+        corrected = trajectory.policy == CORRECTION
+        for stream, spans in list(zip(streams, trained, strict=True))[-1 if corrected else 0 :]:
+            spans = stream.spans[-1:] if corrected else spans
+            if targets := [index for start, end in spans for index in range(start, end)]:
+                yield _row(stream.token_ids, targets, trajectory, history.agent)
+
+
+def reward_weights(trajectories: Iterable[Trajectory], temperature: float) -> dict[str, float]:
     """Return softmax(reward / temperature) over all scored trajectories, times their number, by trajectory; unscored
-    trajectories are left out. Without a temperature, return 1 for each trajectory."""
-    if temperature is None:
-        return {trajectory.id: 1.0 for trajectory in trajectories}
+    trajectories are left out."""
     scored = {
         trajectory.id: trajectory.reward / temperature
         for trajectory in trajectories

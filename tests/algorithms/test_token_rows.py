@@ -1,0 +1,86 @@
+"""Training on episodes in files: the result is that of a training on the same episodes in memory."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from components.algorithms.loop import token_rows
+from components.algorithms.loop.token_rows import TokenRow, tokenized
+from components.algorithms.preference.spec import DPOSpec, KTOSpec
+from components.algorithms.sft.spec import SFTSpec
+from components.trajectories import store
+from components.trajectories.schema import Failure, Score, Selection, Trajectory
+from components.trajectories.selected import SelectedFiles, SelectedTrajectories
+from components.trajectories.store import load_scored, write_scores, write_selection, write_trajectories
+from tests.algorithms.builders import adapter_bytes, batch, demonstrations, train_in
+
+COMMON = {"learning_rate": 1e-3, "pack_tokens": 64, "batch_size": 4, "epochs": 2}
+ALGORITHMS = {
+    "sft": SFTSpec(**COMMON),
+    "sft, weighted": SFTSpec(**COMMON, weight_temperature=0.5),
+    "dpo": DPOSpec(**COMMON, pairs="all"),
+    "kto": KTOSpec(**COMMON),
+}
+
+
+def episodes() -> list[Trajectory]:
+    """Return scored, unscored, failed and written episodes, some with two histories, none longer than the limit."""
+    sampled = batch(seed=1, groups=4)
+    sampled[2].histories *= 2
+    sampled[4].reward = None
+    sampled[7].failure = Failure("engine", "EngineError", "x")
+    return [*sampled, *(replace(written, reward=1.0) for written in demonstrations(3))]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch) -> SelectedFiles:
+    """The episodes in batches of two rows, of which the selection leaves out every fifth."""
+    monkeypatch.setattr(store, "ROWS_PER_BATCH", 2)
+    monkeypatch.setattr(token_rows, "ROWS_PER_BATCH", 3)
+    rows = episodes()
+    written = SelectedFiles(*(tmp_path / f"{name}.parquet" for name in ("trajectories", "scores", "selection")))
+    write_trajectories(written.trajectories, rows)
+    write_scores(written.scores, [Score(row.id, row.reward) for row in rows])
+    write_selection(written.selection, [Selection(row.id, place % 5 != 3, "") for place, row in enumerate(rows)])
+    return written
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_training_on_files_gives_the_bytes_of_one_in_memory(base_dir, tmp_path, files, name):
+    in_memory = load_scored(files.trajectories, files.scores, files.selection)
+    (first, *measured), (second, *streamed) = (
+        train_in(tmp_path / kind, ALGORITHMS[name], base_dir, trajectories)
+        for kind, trajectories in (("memory", in_memory), ("files", SelectedTrajectories([files])))
+    )
+    assert adapter_bytes(first) == adapter_bytes(second)
+    assert measured[0]["loss"] == streamed[0]["loss"]
+    assert len(measured[1]) == len(streamed[1]) > 2
+
+
+def test_processes_share_the_reading(files, monkeypatch):
+    decoded = []
+    read = store.decode.scored_trajectories
+    monkeypatch.setattr(store.decode, "scored_trajectories", lambda batch: decoded.append(len(batch)) or read(batch))
+    twice = SelectedTrajectories([files, files])
+    everything = list(map(repr, twice))
+    decoded.clear()
+    shared = dict(item for rank in range(3) for item in twice.share(rank, 3))
+    assert [repr(shared[place]) for place in range(len(twice))] == everything
+    assert sum(decoded) == len(everything)
+    assert [repr(twice[place]) for place in (0, 15, -1)] == [everything[place] for place in (0, 15, -1)]
+    assert len({episode.id for episode in twice}) == len(everything)
+
+
+def test_rows_are_read_back_as_they_were_written(tmp_path):
+    draw = random.Random(0)
+    rows = []
+    for place in range(700):
+        tokens = [draw.randrange(300_000) for _ in range(draw.randint(1, 20))]
+        targets = sorted(draw.sample(range(len(tokens)), draw.randint(1, len(tokens))))
+        rows.append(TokenRow(place // 2, tokens, targets, draw.random(), f"é{place % 3}", f"g{place}", draw.random()))
+    read = tokenized(tmp_path, batch(groups=117), lambda place, _: rows[2 * place : 2 * place + 2])
+    assert list(read) == rows[: len(read)]
+    assert len(read) == 700
