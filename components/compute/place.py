@@ -18,6 +18,7 @@ from components.specs import Spec
 if TYPE_CHECKING:
     from components.compute.runners import Runner, RunnerContext
     from components.compute.training_group import TrainingGroup
+    from components.inference.spec import InferenceSpec
     from components.models.precision import Hardware
     from components.models.spec import ModelSpec
 
@@ -117,6 +118,11 @@ class Place(Spec):
     def prerequisites(self) -> Iterator[str]:
         """Yield a message for each missing prerequisite on this machine: the key below this place, and what to do."""
         return iter(())
+
+    def check_engine(self, name: str, engine: InferenceSpec) -> None:
+        """Raise ResourceError if stages on this place lack something that an engine needs. name: key of the place in
+        `compute.places`."""
+        engine.check_prerequisites()
 
     def store_problems(self, name: str, store: str | None, workload: str) -> Iterator[Problem]:
         """Yield a problem if stages on this place cannot reach the store. workload: what runs here, for the message."""

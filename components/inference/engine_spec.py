@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ from components.errors import Problem, SpecError
 from components.inference.protocol import EngineHost, ModelEngine
 from components.models.spec import ModelSpec
 from components.specs import Spec
+
+
+@dataclass(frozen=True)
+class ServerEnvironment:
+    """Python environment of an engine's server, besides that of the project."""
+
+    package: str
+    """Package that it contains: `vllm`."""
+    python: str | None
+    """Its interpreter on the machine of the stage; None: the one that `make` or the setup of the machine installs."""
 
 
 class EngineSpec(Spec):
@@ -56,6 +67,11 @@ class EngineSpec(Spec):
     def ends_reasoning(self) -> bool:
         """True if it can end the reasoning of a response (`Sampling.max_thinking_tokens`)."""
         return False
+
+    @property
+    def environment(self) -> ServerEnvironment | None:
+        """Environment of the server that a stage starts on its machine; None if it starts none."""
+        return None
 
     @abstractmethod
     def key_part(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from components.models.attention import CHANGING, CHOSEN, implementation, refuse
 from components.models.chatml import chatml_digest
 from components.models.digests import belongs, damage, folder_digest, read_record, write_record
 from components.models.folder_limits import building, check_config, check_tokenizer
+from components.models.gpus import unusable, visible_gpus
 from components.models.spec import LocalModelSpec, ModelSpec
 from components.trajectories.chat import ChatFormat
 
@@ -267,13 +268,16 @@ def declared_end(base_dir: Path) -> int | list[int] | None:
 
 
 def pick_device(device: str) -> str:
-    """Resolve `auto`: CUDA if available, else the CPU. Raises ResourceError for CUDA where there is none."""
+    """Resolve `auto`: CUDA if this machine has a GPU, else the CPU. Raises ResourceError for a GPU that torch cannot
+    use, and for `cuda` without one."""
     if device == "cpu":
         return device
     import torch
 
     if torch.cuda.is_available():
-        return "cuda" if device == "auto" else device
+        return "cuda"
+    if visible_gpus():
+        raise ResourceError(f"device = {device!r}: {unusable(torch.__version__, torch.version.cuda)}")
     if device == "auto":
         return "cpu"
     raise ResourceError(f"device = {device!r}: torch {torch.__version__} sees no CUDA device here; use auto or cpu")

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from components.compute.local.spec import LocalPlace
+from components.compute.place import Place
 from components.errors import ResourceError
 from components.inference.spec import InferenceSpec
 from components.rewards.llm.spec import JudgeModel, asked_by
 from flows.experiment.checks import computing
 from flows.experiment.spec import ExperimentSpec
-from flows.stages import DISTRIBUTED, PLACED
+from flows.stages import DISTRIBUTED, PLACED, PLAYING
 
 
 def check_keys(*specs: ExperimentSpec) -> None:
@@ -29,9 +31,10 @@ def lacking(spec: ExperimentSpec) -> Iterator[str]:
     teachers = [teacher for teacher in (spec.warmup and spec.warmup.teacher, spec.collect.teacher) if teacher]
     engines = [spec.inference, *(teacher.inference for teacher in teachers)]
     judges = [*asked_by(spec.reward), *asked_by(spec.evaluate.reward)]
-    yield from lacked_by(engines, judges, spec.judge.budget)
+    yield from _lacked_by_engines(spec, engines, PLAYING)
+    yield from lacked_by(judges, spec.judge.budget)
     authors = [model for model in asked_by(spec.flow) if model not in judges]
-    yield from (text.replace("reward.model", "flow.author") for text in lacked_by([], authors, spec.judge.budget))
+    yield from (text.replace("reward.model", "flow.author") for text in lacked_by(authors, spec.judge.budget))
     yield from _lacked_by_places(spec, PLACED)
     yield from _unsuitable_dtypes(spec)
 
@@ -53,7 +56,15 @@ def check_used(
 ) -> None:
     """Raise ResourceError with all missing prerequisites of these engines and judges, and of the places where these
     stages run."""
-    refuse([*lacked_by(engines, judges, spec.judge.budget), *_lacked_by_places(spec, stages)])
+    stages = list(stages)
+    playing = [stage for stage in stages if stage in PLAYING]
+    refuse(
+        [
+            *_lacked_by_engines(spec, engines, playing),
+            *lacked_by(judges, spec.judge.budget),
+            *_lacked_by_places(spec, stages),
+        ]
+    )
 
 
 def _lacked_by_places(spec: ExperimentSpec, stages: Iterable[str]) -> Iterator[str]:
@@ -63,14 +74,22 @@ def _lacked_by_places(spec: ExperimentSpec, stages: Iterable[str]) -> Iterator[s
         yield from (f"compute.places.{name}.{message}" for message in place.prerequisites())
 
 
-def lacked_by(engines: Iterable[InferenceSpec], judges: Iterable[JudgeModel], budget: float | None) -> Iterator[str]:
+def _lacked_by_engines(spec: ExperimentSpec, engines: Iterable[InferenceSpec], stages: Iterable[str]) -> Iterator[str]:
+    """Yield a message for each missing prerequisite of engines on the places of these stages; of this process without a
+    stage."""
+    compute = spec.compute
+    places: dict[str, Place] = {compute.placement(stage): compute.place(stage) for stage in stages}
+    for engine in engines:
+        for name, place in (places or {LocalPlace().name: LocalPlace()}).items():
+            try:
+                place.check_engine(name, engine)
+            except ResourceError as error:
+                yield str(error)
+
+
+def lacked_by(judges: Iterable[JudgeModel], budget: float | None) -> Iterator[str]:
     """Yield a message for each missing prerequisite. budget: limit on the cost of a stage's judges, in the currency of
     their prices."""
-    for engine in engines:
-        try:
-            engine.check_prerequisites()
-        except ResourceError as error:
-            yield str(error)
     for judge in judges:
         try:
             judge.check_prerequisites(budget)

@@ -23,6 +23,8 @@ SHARDED = [stage.name for stage in STAGES.values() if stage.sharding is not None
 """Stages that can be split into shards."""
 DISTRIBUTED = [stage.name for stage in STAGES.values() if stage.distributed]
 """Stages in which several processes can train together."""
+PLAYING = [stage.name for stage in STAGES.values() if stage.plays and stage.placed]
+"""Stages that play episodes, for which they start the engine."""
 EPISODE_KINDS = [stage.kind for stage in STAGES.values() if stage.plays]
 """Kinds of artifacts with episodes of a policy."""
 ROUND_STAGES = [stage.name for stage in STAGES.values() if stage.part_of_round]

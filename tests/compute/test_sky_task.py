@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import yaml
 
 from components.compute.sky.spec import SkyPlace
-from components.compute.sky.task import REQUEST, TaskTemplate, render
+from components.compute.sky.task import REQUEST, TaskTemplate, render, requirements
 from components.specs import validate
 from flows.experiment.config_loader import CONF
 from flows.stages import DISTRIBUTED
@@ -124,6 +127,113 @@ def test_the_stage_gets_its_request_whatever_is_in_it(tmp_path):
     assert arguments[:3] == ["-m", "flows.stage", "--request"]
     assert arguments[4:] == [f"root={tmp_path / 'a b'}", *OPTIONS]
     assert json.loads((tmp_path / "show.request").read_text()) == asked == json.loads(task["envs"][REQUEST])
+
+
+VLLM = {"name": "vllm"}
+NEEDS = [
+    ({"spec": {"inference": {"name": "embedded"}}}, "s3://b", ""),
+    ({"spec": {"inference": VLLM}}, "gs://b/p", "--package gcsfs --vllm"),
+    ({"spec": {"inference": {**VLLM, "python": "/opt/vllm/bin/python"}}}, "file:///shared", ""),
+    ({"spec": {"inference": {**VLLM, "urls": ["http://127.0.0.1:8000/v1"]}}}, "file:///shared", ""),
+    ({"spec": {"inference": VLLM, "actor": "solver"}}, "file:///shared", ""),
+    ({"spec": {"spec": {"collect": {"teacher": {"inference": VLLM}}}, "count": 2}}, "file:///shared", "--vllm"),
+    ({"spec": {"data": {"path": "abfs://c/rows.jsonl"}}}, "gs://b", "--package adlfs --package gcsfs"),
+]
+
+
+def test_a_machine_installs_what_the_stage_needs():
+    wrong = [
+        (request, store, options)
+        for request, store, options in NEEDS
+        if " ".join(requirements(request, ["--store", store])) != options
+    ]
+    assert wrong == []
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A machine: a copy of the scripts, and a folder of programs in place of those that download."""
+    for name in ("requirements", "bin"):
+        (tmp_path / name).mkdir()
+    for file in (ROOT / "requirements").iterdir():
+        shutil.copy(file, tmp_path / "requirements")
+    python = f'mkdir -p "$3/bin"; printf \'#!/bin/sh\\nexec {sys.executable} "$@"\' >"$3/bin/python"; chmod 755 "$3/bin/python"'
+    programs = {
+        "python3": 'case "$*" in *--target*) mkdir -p "$7/bin" && cp "$(dirname "$0")/stand-in" "$7/bin/uv";; esac',
+        "stand-in": f"""echo "$*" >>"$LOG"
+case "$1 $*" in
+    *only-managed*) [ -n "$MANAGED" ] || exit 2; set -- 1 2 "$7"; {python} ;;
+    *only-system*) [ -n "$SYSTEM" ] || exit 2; set -- 1 2 "$7"; {python} ;;
+esac""",
+    }
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def run(*options, expected=0, **environment):
+        show = "import os; print('runs', os.environ.get('ESPALIER_VLLM_PYTHON', ''))"
+        done = subprocess.run(
+            [tmp_path / "requirements" / "node.sh", tmp_path / "environments", *options, "--", "-c", show],
+            env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path), "LOG": str(tmp_path / "log")}
+            | {"MANAGED": "yes", "SYSTEM": ""}
+            | environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == expected, done.stderr
+        return done.stdout.splitlines()
+
+    run.log = tmp_path / "log"
+    run.folder = tmp_path
+    return run
+
+
+INSTALLING = '{"waiting": "installing packages on the machine"}'
+
+
+def test_processes_of_a_machine_share_one_installation(node):
+    with ThreadPoolExecutor(3) as pool:
+        lines = [future.result() for future in [pool.submit(node) for _ in range(3)]]
+    assert sorted(lines) == sorted([[INSTALLING, "runs "], ["runs "], ["runs "]])
+    assert node("--package", "gcsfs") == [INSTALLING, "runs "]
+    *_, calls = node.log.read_text().splitlines()
+    assert calls.endswith("-r requirements/lock.txt gcsfs")
+    (node.folder / "requirements" / "lock.txt").write_text("torch==9\n")
+    assert node() == [INSTALLING, "runs "]
+
+
+def test_nodes_that_share_a_folder_install_on_their_own_disks(node):
+    script = node.folder / "requirements" / "node.sh"
+    script.write_text(script.read_text().replace("/var/tmp/", f"{node.folder}/disk-"))
+    assert node(SKYPILOT_NUM_NODES="2") == [INSTALLING, "runs "]
+    assert [path.name.partition("-")[0] for path in node.folder.glob("disk-*/*")].count("packages") == 2  # and its lock
+    assert not (node.folder / "environments").exists()
+
+
+def test_vllm_has_an_environment_of_its_own(node):
+    waiting, packages, run = node("--vllm")
+    assert (waiting, packages) == (INSTALLING.replace("packages", "vllm"), INSTALLING)
+    assert Path(run.removeprefix("runs ")).is_relative_to(node.folder / "environments")
+    assert node("--vllm") == [run]
+
+
+def test_a_machine_without_a_suitable_python_says_what_to_do(node):
+    assert node(MANAGED="", SYSTEM="yes")[-1] == "runs "
+    (line,) = node("--package", "adlfs", MANAGED="", expected=1)[1:]
+    assert json.loads(line)["error"]["message"].startswith("uv cannot fetch Python 3.11, and the machine has neither")
+
+
+def test_an_old_driver_takes_its_build_of_torch_and_refuses_vllm(node):
+    program = node.folder / "bin" / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 535.129.03\n")
+    program.chmod(0o755)
+    stand_in = node.folder / "bin" / "stand-in"
+    stand_in.write_text(stand_in.read_text().replace('"$*"', '"$* ${UV_TORCH_BACKEND:-}"', 1))
+    node()
+    assert node.log.read_text().endswith(" auto\n")
+    (line,) = node("--vllm", expected=1)
+    assert "vLLM needs NVIDIA's driver 580, but the machine has 535.129.03" in json.loads(line)["error"]["message"]
 
 
 MISTAKES = [

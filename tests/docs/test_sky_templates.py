@@ -39,10 +39,10 @@ def given(command: list[str]) -> dict[str, str]:
 
 def run_by(template: dict[str, Any], variables: dict[str, str], folder: Path) -> list[str]:
     """The arguments of the module that the template runs."""
-    python = folder / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    python.chmod(0o755)
+    node = folder / "requirements" / "node.sh"
+    node.parent.mkdir()
+    node.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; printf "%s\\n" "$@"\n')
+    node.chmod(0o755)
     environment = {**os.environ, "HOME": str(folder), **template["envs"], **variables}
     done = subprocess.run(
         ["bash", "-c", template["run"]], cwd=folder, env=environment, capture_output=True, text=True, check=True

@@ -71,3 +71,29 @@ def test_secrets_of_a_place_in_use_are_a_prerequisite(monkeypatch):
     assert list(lacking(compose([*SLURM, f"{PLACE}.secrets=[A_TOKEN]", "compute.stages.train=local"]))) == []
     monkeypatch.setenv("A_TOKEN", "x")
     assert list(lacking(spec)) == []
+
+
+H100 = "compute.places.sky_h100"
+CLOUD = ["inference=vllm", "compute=sky", "compute.default=local", "store=s3://b"]
+GENERATED_THERE = ["compute.stages.collect=sky_h100", "compute.stages.evaluate=sky_h100"]
+ENGINES = [
+    ([*CLOUD, *GENERATED_THERE], None),  # the setup of the machine installs vLLM
+    ([*CLOUD, *GENERATED_THERE, "inference.python=/on/the/machine/bin/python"], None),
+    ([*CLOUD, "compute.stages.collect=sky_h100"], "inference.python: vLLM's environment is not there"),
+    ([*CLOUD, *GENERATED_THERE, f"{H100}.python=/opt/bin/python"],
+     f"inference.python: null, but {H100}.python = /opt/bin/python, so nothing installs vllm on its machines"),
+    ([*CLOUD, *GENERATED_THERE, f"{H100}.python=/opt/bin/python", "inference.python=/opt/vllm/bin/python"], None),
+    ([*CLOUD, *GENERATED_THERE, "inference.urls=[https://example.org/v1]", "inference.key_variable=A_KEY"],
+     f"{H100}.secrets: lacks A_KEY of inference.key_variable"),
+    (["inference=vllm", "compute=ray", "compute.places.ray.address=ray://h:1", "store=s3://b"], None),
+]  # fmt: skip
+"""Overrides, and the beginning of the only missing prerequisite."""
+
+
+def test_an_engine_is_checked_where_its_stages_run(monkeypatch, tmp_path):
+    monkeypatch.setattr("components.inference.engines.vllm.VLLM_PYTHON", tmp_path / "nowhere")
+    monkeypatch.setenv("A_KEY", "x")
+    for overrides, refusal in ENGINES:
+        lacks = [text for text in lacking(compose(overrides)) if "the package prefect-ray" not in text]
+        expected = [] if refusal is None else [refusal]
+        assert [text[: len(start)] for text, start in zip(lacks, expected, strict=True)] == expected, overrides

@@ -21,11 +21,12 @@ from pydantic import Field, field_validator, model_validator
 from components.compute.place import Offer, Place
 from components.compute.runners import RunnerContext
 from components.compute.training_group import Strategy, TrainingGroup
-from components.errors import Problem
+from components.errors import Problem, ResourceError
 from components.specs import FieldError
 
 if TYPE_CHECKING:
     from components.compute.sky.runner import SkyRunner
+    from components.inference.spec import InferenceSpec
     from components.models.precision import Hardware
 
 TIMEOUT = 90.0
@@ -48,7 +49,7 @@ def offers(places: Mapping[str, SkyPlace], timeout: float = TIMEOUT) -> dict[str
 
 
 LOCK = Path(__file__).resolve().parents[3] / "requirements" / "lock.txt"
-"""Packages that the setup of a machine installs."""
+"""Packages that a machine installs (`requirements/node.sh`)."""
 SHARED = ("slurm", "kubernetes", "k8s", "ssh")
 """Infrastructures on which a folder of this machine can also be visible to the node."""
 
@@ -101,8 +102,8 @@ class SkyPlace(Place):
     """Folder on the node for work in progress. If it outlives the node (a shared or mounted disk), a stage resumes from
     its last checkpoint on the next node."""
     python: str | None = None
-    """Python on the node that has the project's dependencies; None creates an environment below `root` from the lock
-    file, once per cluster."""
+    """Python on the node that has the project's dependencies; None installs them from the lock file, once per cluster,
+    and vLLM in an environment of its own where a stage needs it."""
     setup: str | None = None
     """Commands to run first on each node when the cluster is launched."""
     envs: dict[str, str] = {}
@@ -167,6 +168,23 @@ class SkyPlace(Place):
         missing = [variable for variable in self.secrets if variable not in os.environ]
         if missing:
             yield f"secrets: environment variable {', '.join(missing)} is not set on this machine; set it"
+
+    def check_engine(self, name: str, engine: InferenceSpec) -> None:
+        place, environment = f"compute.places.{name}", engine.environment
+        if environment is None:
+            engine.check_prerequisites()
+        elif environment.python is None and self.python is not None:
+            raise ResourceError(
+                f"inference.python: null, but {place}.python = {self.python}, so nothing installs "
+                f"{environment.package} on its machines; expected the path of a Python with {environment.package} "
+                f"there, or {place}.python=null"
+            )
+        key = getattr(engine, "key_variable", None)
+        if key is not None and key not in self.secrets:
+            raise ResourceError(
+                f"{place}.secrets: lacks {key} of inference.key_variable, with which its stages query the model; "
+                f"expected {place}.secrets=[{', '.join([*self.secrets, key])}]"
+            )
 
     def parallel_problems(self, name: str, parallel: int) -> Iterator[Problem]:
         if self.cluster is not None:

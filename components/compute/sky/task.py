@@ -7,28 +7,23 @@ both machines reach. Secrets appear by name, without values.
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.artifacts.files import PACKAGES
 from components.compute.runners import STAGE
+from components.inference.spec import ENGINES, ServerEnvironment
 
 if TYPE_CHECKING:
     from components.compute.sky.spec import SkyPlace
 
 REQUEST = "ESPALIER_REQUEST"
-ENVIRONMENT = """\
-if ! [ -e "$ROOT/environment/.installed" ]; then
-  python3 -m venv --clear "$ROOT/environment"
-  "$ROOT/environment/bin/python" -m pip install --quiet uv
-  requirements/uv.sh "$ROOT/environment/bin/python" pip install --quiet \\
-    --python "$ROOT/environment/bin/python" --override requirements/overrides.txt -r requirements/lock.txt
-  touch "$ROOT/environment/.installed"
-fi
-"""
-"""Setup script of the environment with the project's dependencies, below the root; runs once per disk."""
+NODE = "requirements/node.sh"
+"""Script that installs what a stage needs below the root, once for each cluster, and runs Python with it."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,8 @@ def render(template: TaskTemplate, request: Mapping[str, Any]) -> dict[str, Any]
         "workdir": str(template.workdir),
         "envs": {**place.envs, REQUEST: json.dumps(request, sort_keys=True)},
         "secrets": dict.fromkeys(place.secrets),
-        "setup": _setup(place),
-        "run": _run(template, stage),
+        "setup": f"set -e\n{place.setup.strip()}\n" if place.setup else "",
+        "run": _run(template, request),
     }
     return {name: value for name, value in task.items() if value not in ({}, "")}
 
@@ -85,24 +80,18 @@ def _autostop(place: SkyPlace) -> dict[str, Any] | None:
     return {"idle_minutes": place.autostop, "down": place.down}
 
 
-def _setup(place: SkyPlace) -> str:
-    parts = ["set -e", f"ROOT={_folder(place.root)}", 'mkdir -p "$ROOT"'] if place.python is None else []
-    if place.setup:
-        parts.append(place.setup.strip())
-    if place.python is None:
-        parts.append(ENVIRONMENT.strip())
-    return "\n".join(parts) + "\n" if parts else ""
-
-
-def _run(template: TaskTemplate, stage: str) -> str:
+def _run(template: TaskTemplate, request: Mapping[str, Any]) -> str:
     """Return the command, for a training with all its processes. Its report goes to the log of the job, among its other
     output."""
     place, group, module, options = template.place, template.place.group, [template.module], template.options
-    python = '"$ROOT/environment/bin/python"' if place.python is None else _folder(place.python)
-    if stage in template.distributed and group.size > 1:
+    if place.python is None:
+        python = [NODE, '"$ROOT/environments"', *requirements(request, options), "--"]
+    else:
+        python = [_folder(place.python)]
+    if request["stage"] in template.distributed and group.size > 1:
         module = ["components.compute.launch", "--processes", str(group.processes), "--", *module]
         options = [*options, *group.options()]
-    command = [python, "-m", *module, "--request", '"$REQUEST"', '"root=$ROOT"', *map(shlex.quote, options)]
+    command = [*python, "-m", *module, "--request", '"$REQUEST"', '"root=$ROOT"', *map(shlex.quote, options)]
     return "\n".join(
         [
             f"ROOT={_folder(place.root)}",
@@ -113,6 +102,31 @@ def _run(template: TaskTemplate, stage: str) -> str:
             "",
         ]
     )
+
+
+def requirements(request: Mapping[str, Any], options: Sequence[str]) -> list[str]:
+    """Return the options of `NODE` for what a stage needs besides the locked packages: the packages for the protocols of
+    its store and data, and vLLM."""
+    protocols = re.findall(r"\b([a-z0-9]+)://", json.dumps([request.get("spec"), list(options)]))
+    packages = sorted({PACKAGES[protocol] for protocol in protocols if protocol in PACKAGES} - {"s3fs"})  # locked
+    needed = [_environment(inference) for inference in _values(request.get("spec"), "inference")]
+    generates = not {"solver", "random"} & set(_values(request.get("spec"), "actor"))
+    servers = sorted({f"--{environment.package}" for environment in needed if environment and not environment.python})
+    return [*(f"--package {package}" for package in packages), *(servers if generates else [])]
+
+
+def _environment(inference: Any) -> ServerEnvironment | None:
+    if not isinstance(inference, Mapping) or inference.get("name") not in ENGINES:
+        return None
+    return ENGINES[inference["name"]].model_validate(inference).environment
+
+
+def _values(data: Any, key: str) -> Iterator[Any]:
+    """Yield the values of a key anywhere in JSON data."""
+    if isinstance(data, Mapping):
+        yield from (data[name] for name in data if name == key)
+    for item in data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ():
+        yield from _values(item, key)
 
 
 def _folder(path: str) -> str:

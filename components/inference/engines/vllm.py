@@ -7,6 +7,7 @@ The run has one server for each model. It is started for the first stage that ne
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from components.errors import Problem, ResourceError
-from components.inference.engine_spec import EngineSpec
+from components.inference.engine_spec import EngineSpec, ServerEnvironment
 from components.inference.protocol import EngineHost, ModelEngine, ensure_usable
-from components.inference.vllm.launch import RANKS, VLLM_PYTHON
+from components.inference.vllm.launch import RANKS, VLLM_PYTHON, VLLM_VARIABLE
 from components.models.spec import ModelSpec
 from components.specs.marks import ENV_VARIABLE, PROGRAM, SERVER
 from components.specs.served import VARIABLE, check_address, key_of
@@ -46,7 +47,8 @@ class VllmSpec(EngineSpec):
     key_variable: Annotated[str | None, ENV_VARIABLE] = Field(None, pattern=VARIABLE)
     """Environment variable with the API key of the servers in `urls`; null sends no key."""
     python: Annotated[str | None, PROGRAM] = None
-    """Python interpreter of the environment with vLLM; null: `.venv-vllm/bin/python` beside the code (`make vllm`)."""
+    """Python interpreter of the environment with vLLM, on the machine of the stage; null: `.venv-vllm/bin/python` beside
+    the code (`make vllm`), and on SkyPilot's machines an environment that they install."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the started server, on 127.0.0.1; 0 picks a free port."""
     max_lora_rank: int | None = Field(None, ge=1, le=RANKS[-1])
@@ -99,9 +101,13 @@ class VllmSpec(EngineSpec):
         return bool(self.urls)
 
     @property
+    def environment(self) -> ServerEnvironment | None:
+        return None if self.urls else ServerEnvironment("vllm", self.python)
+
+    @property
     def interpreter(self) -> Path:
         """Return the Python interpreter of the environment with vLLM. Raises ResourceError if it does not exist."""
-        python = Path(self.python).expanduser() if self.python else VLLM_PYTHON
+        python = Path(self.python or os.environ.get(VLLM_VARIABLE) or VLLM_PYTHON).expanduser()
         if not python.is_file():
             raise ResourceError(
                 f"inference.python: vLLM's environment is not there ({python}). Run `make vllm` to install it, set "

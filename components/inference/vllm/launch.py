@@ -24,6 +24,8 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for `--max-lora-rank`."""
 VLLM_PYTHON = Path(__file__).resolve().parents[3] / ".venv-vllm" / "bin" / "python"
 """Python interpreter that `make vllm` installs."""
+VLLM_VARIABLE = "ESPALIER_VLLM_PYTHON"
+"""Environment variable with the interpreter on a machine where `requirements/node.sh` installs vLLM."""
 
 DROPPED_PREFIXES = ("PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY")
 """Prefixes of environment variables that would make vLLM's interpreter import from other folders, or require an API key
