@@ -157,7 +157,8 @@ def node(tmp_path):
         (tmp_path / name).mkdir()
     for file in (ROOT / "requirements").iterdir():
         shutil.copy(file, tmp_path / "requirements")
-    python = f'mkdir -p "$3/bin"; printf \'#!/bin/sh\\nexec {sys.executable} "$@"\' >"$3/bin/python"; chmod 755 "$3/bin/python"'
+    python = f'''mkdir -p "$3/bin"
+        printf '#!/bin/sh\\nexec {sys.executable} "$@"' >"$3/bin/python"; chmod 755 "$3/bin/python"'''
     programs = {
         "python3": 'case "$*" in *--target*) mkdir -p "$7/bin" && cp "$(dirname "$0")/stand-in" "$7/bin/uv";; esac',
         "stand-in": f"""echo "$*" >>"$LOG"

@@ -105,7 +105,7 @@ def _run(template: TaskTemplate, request: Mapping[str, Any]) -> str:
 
 
 def requirements(request: Mapping[str, Any], options: Sequence[str]) -> list[str]:
-    """Return the options of `NODE` for what a stage needs besides the locked packages: the packages for the protocols of
+    """Return the options of `NODE` for what a stage needs besides the locked packages: packages for the protocols of
     its store and data, and vLLM."""
     protocols = re.findall(r"\b([a-z0-9]+)://", json.dumps([request.get("spec"), list(options)]))
     packages = sorted({PACKAGES[protocol] for protocol in protocols if protocol in PACKAGES} - {"s3fs"})  # locked

@@ -47,8 +47,8 @@ class VllmSpec(EngineSpec):
     key_variable: Annotated[str | None, ENV_VARIABLE] = Field(None, pattern=VARIABLE)
     """Environment variable with the API key of the servers in `urls`; null sends no key."""
     python: Annotated[str | None, PROGRAM] = None
-    """Python interpreter of the environment with vLLM, on the machine of the stage; null: `.venv-vllm/bin/python` beside
-    the code (`make vllm`), and on SkyPilot's machines an environment that they install."""
+    """Python interpreter of the environment with vLLM, on the machine of the stage; null: `.venv-vllm/bin/python`
+    beside the code (`make vllm`), and on SkyPilot's machines an environment that they install."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the started server, on 127.0.0.1; 0 picks a free port."""
     max_lora_rank: int | None = Field(None, ge=1, le=RANKS[-1])
