@@ -17,12 +17,12 @@ NOTHING = (
     "Nothing has been measured on a GPU yet. On a machine with one:\n\n"
     "```sh\npython -m tests.benchmarks.gpu --json | python -m docs.gpu add\n```\n"
 )
-SIDES = {
-    "ours_flex": "Espalier, FlexAttention",
-    "ours_sdpa": "Espalier, dense mask",
+NAMES = {
+    "ours": "Espalier",
+    "ours_dense": "Espalier, dense mask",
     "padded": "padded rows",
-    "trl": "TRL `GRPOTrainer`",
-    "trl_tree": "TRL `AsyncGRPOTrainer`",
+    "embedded": "embedded engine",
+    "vllm": "vLLM",
 }
 
 
@@ -53,34 +53,36 @@ def content() -> str:
     parts = {name: part["result"] for name, part in results["parts"].items()}
     sections = [
         machine(results),
-        steps(parts),
+        steps(parts.get("steps", {})),
+        quickstart(parts.get("quickstart", {})),
+        served(parts.get("served", {})),
+        rounds(parts.get("rounds", {})),
         exactness(parts.get("exact", {})),
-        generation(parts.get("generate", {})),
-        overlapped(parts.get("overlap", {})),
         missing(results["parts"]),
     ]
     return "\n".join(section for section in sections if section)
 
 
 def summary(results: dict[str, Any]) -> str:
-    """Return the sentence of the README: median steps of workload (b) against TRL's synchronous trainer."""
-    sides = results["parts"]["train_b"]["result"]["sides"]
-    trl = sides["trl"]
-    (flex, flex_memory), (dense, memory) = (
-        (sides[side]["seconds"]["median"] / trl["seconds"]["median"], sides[side]["peak_mb"] / trl["peak_mb"])
-        for side in ("ours_flex", "ours_sdpa")
+    """Return the sentence of the README: median steps of workload (b) against TRL's fastest trainer."""
+    sides = results["parts"]["steps"]["result"]["workloads"]["b"]["sides"]
+    peer = min((sides[name] for name in sides if name.startswith("trl")), key=_median)
+    ratios = ", ".join(
+        f"{_median(side) / _median(peer):.2f} of the time and {side['peak_mb'] / peer['peak_mb']:.2f} of the memory "
+        f"({side['label']})"
+        for name, side in sides.items()
+        if name.startswith("ours")
     )
     return (
-        f"On an H100, a GRPO step on episodes of six turns takes {flex:.2f} of the time and {flex_memory:.2f} of the "
-        "memory of TRL's `GRPOTrainer` with FlexAttention, compilation included, and "
-        f"{dense:.2f} and {memory:.2f} with a dense mask ([measurements](docs/results/gpu.md))."
+        f"On an {_short(results)}, a GRPO step on episodes of six turns, compared with {peer['label']}, takes {ratios} "
+        "([measurements](docs/results/gpu.md))."
     )
 
 
 def machine(results: dict[str, Any]) -> str:
     """Return a sentence on the machine and the versions."""
     gpu, versions = results["gpu"], ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    clocks = results["parts"].get("train_b", {}).get("result", {}).get("clocks") or results.get("clocks_idle") or {}
+    clocks = results["parts"].get("steps", {}).get("result", {}).get("clocks") or results.get("clocks_idle") or {}
     clock = f", SM clock {clocks['sm_clock_mhz']} of {clocks['sm_clock_max_mhz']} MHz" if clocks else ""
     served = f"; server {results['vllm']}" if results.get("vllm") else ""
     return (
@@ -90,82 +92,116 @@ def machine(results: dict[str, Any]) -> str:
     )
 
 
-def steps(parts: dict[str, Any]) -> str:
+def steps(part: dict[str, Any]) -> str:
     """Return the table of gradient steps."""
     rows = []
-    for name in "abcd":
-        part = parts.get(f"train_{name}", {})
-        for side, label in SIDES.items():
-            if side in part.get("sides", {}):
-                figures = part["sides"][side]
-                seconds = figures["seconds"]
-                spread = f"{seconds['median']:.3f} ({seconds['min']:.3f} to {seconds['max']:.3f})"
-                kernel = f", {part['trl_tree_kernel']}" if side == "trl_tree" else ""
-                memory = f"{figures['peak_mb'] / 1e3:.2f} GB"
-                rows.append([f"({name})", label + kernel, spread, f"{figures['tokens_per_s']:,}", memory])
+    for name, workload in sorted(part.get("workloads", {}).items()):
+        for side in workload["sides"].values():
+            seconds = side["seconds"]
+            spread = f"{seconds['median']:.3f} ({seconds['min']:.3f} to {seconds['max']:.3f})"
+            first = f"{side['first_seconds']:.1f}" if "first_seconds" in side else "–"
+            shares = [f"{side[key]:.0%}" if key in side else "–" for key in ("busy_share", "matrix_share")]
+            memory = f"{side['peak_mb'] / 1e3:.2f} GB"
+            kernels = f"{side['kernels']:,}" if "kernels" in side else "–"
+            rows.append([f"({name})", side["label"], spread, first, memory, kernels, *shares])
     if not rows:
         return ""
-    head = ["Workload", "Side", "Seconds of a step, median (least to most)", "Tokens/s", "Memory of the step"]
-    return "### Gradient steps\n\n" + table(head, rows)
+    text = "### Gradient steps\n\n"
+    if "matrix_tflops" in part:
+        text += f"Matrix rate: {part['matrix_tflops']:.0f} TFLOP/s in {part['dtype']}.\n\n"
+    head = ["Workload", "Side", "Seconds of a step, median (least to most)", "First step (s)", "Memory", "Kernels"]
+    return text + table([*head, "GPU busy", "Share of the matrix rate"], rows)
+
+
+def quickstart(part: dict[str, Any]) -> str:
+    """Return the table of the quickstart's stages."""
+    runs = {name: run for name, run in part.get("runs", {}).items() if run.get("stages")}
+    if not runs:
+        return ""
+    labels = list(dict.fromkeys(label for run in runs.values() for label in run["stages"]))
+    rows = [
+        [f"`{label}`", *(_stage(run["stages"].get(label), run["kl_sampler"].get(label)) for run in runs.values())]
+        for label in labels
+    ]
+    rows.append(["whole command (s)", *(f"{run['seconds']:.0f}" for run in runs.values())])
+    rows.append(["first stage done (s)", *(f"{run['first_stage_seconds']:.0f}" for run in runs.values())])
+    rows.append(["held-out success", *(f"{run['success']:.2f}" if "success" in run else "–" for run in runs.values())])
+    text = f"### The quickstart in {part['dtype']}\n\nSeconds, most memory of the GPU, and `train/kl_sampler`.\n\n"
+    return text + table(["Stage", *(NAMES[name] for name in runs)], rows)
+
+
+def _stage(figures: list[float] | None, gap: float | None) -> str:
+    if figures is None:
+        return "–"
+    divergence = "" if gap is None else f", {gap:.1e}"
+    return f"{figures[0]:.1f} s, {figures[1] / 1e3:.1f} GB{divergence}"
+
+
+def served(part: dict[str, Any]) -> str:
+    """Return the tables of the engines beside the trainer."""
+    engines = part.get("engines", {})
+    if not engines:
+        return ""
+    counts = list(dict.fromkeys(count for engine in engines.values() for count in engine["tokens_per_s"]))
+    rows = []
+    for name, engine in engines.items():
+        rates = [f"{engine['tokens_per_s'][count]:,}" if count in engine["tokens_per_s"] else "–" for count in counts]
+        gaps = [_gap(engine.get(key)) for key in ("after_swap", "after_release")]
+        rows.append([NAMES[name], f"{engine['start_seconds']:.0f} s", *rates, *gaps])
+    head = ["Engine", "Start", *(f"Tokens/s, {count} rows" for count in counts)]
+    gaps_text = "Log-probabilities of an engine's tokens against the trainer's, mean (with the adapter before), in nats"
+    refused = part.get("refused_float32")
+    answer = f"refused: “{refused}”" if refused else "not refused"
+    return (
+        f"### Engines beside the trainer\n\n{gaps_text}.\n\n"
+        + table([*head, "After a swap", "After releasing memory"], rows)
+        + f"\nfloat32 with an adapter on vLLM is {answer}.\n"
+    )
+
+
+def _gap(figures: dict[str, float] | None) -> str:
+    return f"{figures['mean']:.1e} ({figures['stale_mean']:.1e})" if figures else "–"
+
+
+def rounds(part: dict[str, Any]) -> str:
+    """Return the table of rounds per hour."""
+    sides = part.get("sides", {}).values()
+    if not sides:
+        return ""
+    rows = [[side["label"], f"{side['rounds_per_hour']:,}", f"{side['first_seconds']:.0f} s"] for side in sides]
+    text = f"### Rounds per hour\n\n{part['prompts']} prompts, {part['episodes']} responses of at most "
+    text += f"{part['sampled_tokens']} tokens, one gradient step.\n\n"
+    return text + table(["Side", "Rounds per hour", "First round done"], rows)
 
 
 def exactness(part: dict[str, Any]) -> str:
     """Return the table of differences from float32."""
     rows = []
-    for name, sides in part.get("workloads", {}).items():
-        for side, figures in sides.items():
-            label, _, dtype = side.rpartition("_")
+    for side, dtypes in part.get("sides", {}).items():
+        for dtype, figures in dtypes.items():
             values = [f"{figures[key]:.1e}" for key in ("logprob_mean", "logprob_max", "gradient")]
-            rows.append([f"({name})", SIDES.get(label, label), dtype, *values])
+            rows.append([NAMES[side], dtype, *values])
     if not rows:
         return ""
-    head = ["Workload", "Side", "Dtype", "Log-probability, mean (nats)", "Most", "Gradient, relative"]
-    return "### Differences from float32\n\n" + table(head, rows)
-
-
-def generation(part: dict[str, Any]) -> str:
-    """Return the table of engines."""
-    labels = {"embedded": "embedded engine", "transformers": "transformers, one batch", "vllm": "vLLM"}
-    rows = [
-        [
-            label,
-            f"{figures['tokens_per_s']:,}",
-            f"{figures['swap_seconds']:.2f} s" if "swap_seconds" in figures else "–",
-            f"{figures['swap_and_answer_seconds']:.2f} s" if "swap_and_answer_seconds" in figures else "–",
-            f"{figures['start_seconds']:.0f} s",
-        ]
-        for name, label in labels.items()
-        if "tokens_per_s" in (figures := part.get("sides", {}).get(name, {}))
-    ]
-    if not rows:
-        return ""
-    text = f"### Generation\n\n{part['requests']} requests at once, {part['sampled_tokens']} sampled tokens each.\n\n"
-    text += table(["Engine", "Sampled tokens/s", "Adapter swap", "Swap and first token", "Start"], rows)
-    if difference := part.get("logprob_difference"):
-        text += (
-            f"\nLog-probabilities of vLLM's tokens differ from the embedded engine's by {difference['mean']:.1e} nats "
-            f"on average, {difference['max']:.1e} at most ({difference['tokens']} tokens).\n"
-        )
-    return text
-
-
-def overlapped(part: dict[str, Any]) -> str:
-    """Return a sentence on the overlapped run."""
-    if not part.get("stage_seconds"):
-        return ""
-    beside = ", ".join(f"`{name}` {seconds:.1f} s" for name, seconds in part["overlapped_seconds"].items())
-    trainings = ", ".join(
-        f"{seconds:.1f} s" for name, seconds in part["stage_seconds"].items() if name.startswith("train[")
-    )
-    return f"### Overlapped rounds\n\nTrainings: {trainings}. Beside a training: {beside or 'nothing'}.\n"
+    head = ["Side", "Dtype", "Log-probability, mean (nats)", "Most", "Gradient, relative"]
+    return f"### Differences from float32, workload ({part['workload']})\n\n" + table(head, rows)
 
 
 def missing(parts: dict[str, Any]) -> str:
     """Return the list of what was not measured."""
     lines = [f"- `{name}`: {part['status']}" for name, part in parts.items() if part["status"] != "complete"]
     for name, part in parts.items():
-        lines += [f"- `{name}`, {side}: {cause}" for side, cause in part["result"].get("skipped_sides", {}).items()]
+        lines += [f"- `{name}`, {what}: {cause}" for what, cause in part["result"].get("skipped", {}).items()]
     return "### Not measured\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _median(side: dict[str, Any]) -> float:
+    return side["seconds"]["median"]
+
+
+def _short(results: dict[str, Any]) -> str:
+    """Return the name of the GPU's model."""
+    return results["gpu"]["name"].split()[1]
 
 
 PAGE = Generated("results/gpu.md", "gpu", content)

@@ -10,8 +10,12 @@ import pytest
 from tests.benchmarks import train_step
 
 
+def prefixes(episodes) -> set[tuple[int, ...]]:
+    return {episode.token_ids[:end] for episode in episodes for end in range(1, len(episode.token_ids))}
+
+
 def distinct(episodes) -> int:
-    return len({episode.token_ids[:end] for episode in episodes for end in range(1, len(episode.token_ids))})
+    return len(prefixes(episodes))
 
 
 def test_workloads_share_what_they_say():
@@ -22,7 +26,16 @@ def test_workloads_share_what_they_say():
     ):
         episodes = train_step.workload(name, 49152, 1.0)
         assert sum(len(episode.token_ids) for episode in episodes) == tokens, name
-        assert distinct(episodes) == nodes, name  # the last token of a sequence is predicted and is no input
+        counted = train_step.trie(episodes)
+        assert counted.nodes == distinct(episodes) == nodes, name  # the last token is predicted and is no input
+        assert counted.seen == sum(map(len, prefixes(episodes))), name
+
+
+def test_groups_of_the_largest_workload_share_a_prompt_each():
+    episodes = train_step.workload("e", 49152, 0.125)
+    assert [len(episode.token_ids) for episode in episodes] == [256] * 64
+    assert train_step.trie(episodes).nodes == 8 * (128 + 8 * 127)
+    assert train_step.trie(episodes).predicting == 8 * (1 + 8 * 127)
 
 
 def test_nothing_is_shared_in_the_third():

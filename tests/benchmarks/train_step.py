@@ -10,6 +10,7 @@ Groups of 8, LoRA of rank 8 on all linear layers, float32 on a CPU:
         from the first answer on
     c   nothing shared, lengths from 100 to 1,500
     d   as b, and branching: at each turn the group splits in two until each is alone
+    e   eight groups: prompts of 1,024 tokens, answers of 1,024; only in `tests.benchmarks.gpu`
 
 `ours` is `train_policy_gradient` with its AdamW step; `trl` a step of TRL's trainer, which gets the episodes through
 `rollout_func` with `env_mask`, with its own loss (advantages by the sample's standard deviation), no KL and no gradient
@@ -65,6 +66,7 @@ class Episode:
     token_ids: tuple[int, ...]
     sampled: tuple[bool, ...]
     reward: float
+    group: int = 0
 
     @property
     def prompt(self) -> int:
@@ -78,11 +80,12 @@ def workload(name: str, vocabulary: int, scale: float) -> list[Episode]:
     def tokens(count: float) -> tuple[int, ...]:
         return tuple(draw.randrange(3, vocabulary) for _ in range(max(2, round(count * scale))))
 
-    def episode(*parts: tuple[bool, tuple[int, ...]]) -> Episode:
+    def episode(*parts: tuple[bool, tuple[int, ...]], group: int = 0) -> Episode:
         return Episode(
             tuple(token for _, each in parts for token in each),
             tuple(sampled for sampled, each in parts for _ in each),
             draw.random(),
+            group,
         )
 
     if name == "a":
@@ -91,6 +94,10 @@ def workload(name: str, vocabulary: int, scale: float) -> list[Episode]:
     if name == "c":
         lengths = [100 + index * 1400 / (GROUP - 1) for index in range(GROUP)]
         return [episode((False, tokens(length / 2)), (True, tokens(length / 2))) for length in lengths]
+    if name == "e":
+        prompts = [tokens(1024) for _ in range(8)]
+        parts = [(number, prompt, tokens(1024)) for number, prompt in enumerate(prompts) for _ in range(GROUP)]
+        return [episode((False, prompt), (True, answer), group=number) for number, prompt, answer in parts]
     histories = [[(False, tokens(1200))]] * GROUP
     for turn in range(6):
         apart = GROUP if name == "b" else min(GROUP, 2 ** (turn + 1))
@@ -102,26 +109,53 @@ def workload(name: str, vocabulary: int, scale: float) -> list[Episode]:
 # --- counted operations -----------------------------------------------------------------------------------------------
 
 
-def bound(episodes: list[Episode], rows: int, config: Any, linear: int) -> float:
-    """linear: weights of all linear layers but the head."""
-    head = config.hidden_size * config.vocab_size
+def multiplications(config: Any, linear: int, tokens: int, seen: int, predicted: int) -> float:
+    """Return the multiplications of a gradient step, forward and backward. Gradients of attention cost two and a half
+    times its forward pass, those of a frozen linear layer as much as it.
+
+    linear: weights of all linear layers but the head. tokens: computed tokens. seen: pairs of a token and one that it
+    attends to. predicted: tokens whose logits are computed.
+    """
     pairs = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim  # score and value, one each
+    return 2 * linear * tokens + 3.5 * pairs * seen + 2 * config.hidden_size * config.vocab_size * predicted
 
-    def operations(tokens: int, seen: int, predicted: int) -> float:
-        """Multiplications; gradients of attention cost two and a half times its forward pass, those of a frozen linear
-        layer as much as it."""
-        return 2 * linear * tokens + 3.5 * pairs * seen + 2 * head * predicted
 
+@dataclass(frozen=True)
+class Trie:
+    """Counts of the prefix tries of all groups. The last token of an episode is predicted and is no node."""
+
+    nodes: int
+    seen: int
+    """Pairs of a node and one on its path."""
+    predicting: int
+    """Nodes after which a token was sampled."""
+
+
+def trie(episodes: list[Episode]) -> Trie:
+    numbers: dict[tuple[int, int], int] = {}
+    seen, predicting = 0, set()
+    for one in episodes:
+        node = -1 - one.group
+        for at, token in enumerate(one.token_ids[:-1]):
+            if (node, token) not in numbers:
+                numbers[node, token] = len(numbers)
+                seen += at + 1
+            node = numbers[node, token]
+            if one.sampled[at + 1]:
+                predicting.add(node)
+    return Trie(len(numbers), seen, len(predicting))
+
+
+def bound(episodes: list[Episode], rows: int, config: Any, linear: int) -> float:
     padded = 0.0
     for start in range(0, len(episodes), rows):
         part = episodes[start : start + rows]
         longest = max(len(one.token_ids) for one in part)
         predicted = longest - min(one.prompt for one in part)
-        padded += len(part) * operations(longest, longest * (longest + 1) // 2, predicted)
-    nodes = {one.token_ids[:end] for one in episodes for end in range(1, len(one.token_ids))}
-    predicting = {one.token_ids[:at] for one in episodes for at, sampled in enumerate(one.sampled) if sampled}
-    ours = operations(len(nodes), sum(map(len, nodes)), len(predicting))
-    return padded / ours
+        seen = longest * (longest + 1) // 2
+        padded += len(part) * multiplications(config, linear, longest, seen, predicted)
+    shared = trie(episodes)
+    return padded / multiplications(config, linear, shared.nodes, shared.seen, shared.predicting)
 
 
 # --- the three forms --------------------------------------------------------------------------------------------------
@@ -149,14 +183,26 @@ def synchronize(device: str) -> None:
 
 
 class Ours:
-    def __init__(self, base_dir: Path, spec: Any, episodes: list[Episode], rows: int, scratch: Path):
+    def __init__(
+        self,
+        base_dir: Path,
+        spec: Any,
+        episodes: list[Episode],
+        rows: int,
+        scratch: Path,
+        settings: dict[str, Any] | None = None,
+    ):
+        """settings: options of the algorithm besides the learning rate; None leaves out what the others do not compute,
+        and packs `rows` tokens."""
         from components.algorithms.policy.policy import Policy
         from components.algorithms.policy_gradient.spec import GRPOSpec
         from components.trajectories.schema import History, Message, Scenario, Trajectory
 
         self.policy = Policy(base_dir, spec, seed=0)
         self.optimizer = adamw(list(self.policy.parameters.values()))
-        self.spec = GRPOSpec(learning_rate=1e-9, pack_tokens=rows, max_grad_norm=1e9, measure_kl=False)
+        if settings is None:
+            settings = {"pack_tokens": rows, "max_grad_norm": 1e9, "measure_kl": False}
+        self.spec = GRPOSpec(learning_rate=1e-9, **settings)
         self.scratch = scratch
         self.trajectories = []
         for index, one in enumerate(episodes):
@@ -168,7 +214,8 @@ class Ours:
                     start = at
             unknown = [float("nan")] * len(one.token_ids)  # the sampler is the policy itself
             history = History(messages, list(one.token_ids), unknown)
-            made = Trajectory(f"e{index}", Scenario("s", {}, "train"), index, [history], sampling={"temperature": 1.0})
+            scenario = Scenario(f"s{one.group}", {}, "train")
+            made = Trajectory(f"e{index}", scenario, index, [history], sampling={"temperature": 1.0})
             made.reward = one.reward
             self.trajectories.append(made)
 
@@ -308,6 +355,22 @@ class Padded(Plain):
             self.loss_scale.update(overflowed=True)
 
 
+class Clock:
+    """Reads the clock at both ends of steps."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self.seconds: list[float] = []
+
+    def begin(self) -> None:
+        synchronize(self.device)
+        self._start = time.perf_counter()
+
+    def end(self) -> None:
+        synchronize(self.device)
+        self.seconds.append(time.perf_counter() - self._start)
+
+
 class Trl(Plain):
     steps = 1
 
@@ -318,6 +381,12 @@ class Trl(Plain):
         self.base_dir, self.episodes, self.rows, self.scratch = base_dir, episodes, rows, scratch
 
     def step(self) -> float:
+        clock = Clock(self.device)
+        self.train(self.steps, clock)
+        return clock.seconds[-1]
+
+    def train(self, steps: int, clock: Any, **settings: Any) -> None:
+        """Take steps between `clock.begin()` and `clock.end()`. settings: further ones of `GRPOConfig`."""
         os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
         import torch
         from datasets import Dataset
@@ -327,8 +396,6 @@ class Trl(Plain):
         from components.models.weights import load_tokenizer
 
         episodes = self.episodes
-        took: list[float] = []
-        device = self.device
 
         def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
             return {
@@ -342,21 +409,19 @@ class Trl(Plain):
         def reward(judged: list[float], **others: Any) -> list[float]:
             return judged
 
-        class Clock(TrainerCallback):
+        class Ends(TrainerCallback):
             def on_step_begin(self, *_: Any, **__: Any) -> None:
-                synchronize(device)
-                took.append(time.perf_counter())
+                clock.begin()
 
             def on_step_end(self, *_: Any, **__: Any) -> None:
-                synchronize(device)
-                took.append(time.perf_counter())
+                clock.end()
 
         config = GRPOConfig(
             output_dir=str(self.scratch / "trl"),
             per_device_train_batch_size=self.rows,
-            gradient_accumulation_steps=GROUP // self.rows,
+            gradient_accumulation_steps=len(episodes) // self.rows,
             num_generations=GROUP,
-            max_steps=self.steps,
+            max_steps=steps,
             learning_rate=1e-9,
             max_grad_norm=1e9,
             beta=0.0,
@@ -365,25 +430,25 @@ class Trl(Plain):
             gradient_checkpointing=False,  # its default recomputes the forward pass: slower, and it fits without
             bf16=self.spec.dtype == "bfloat16",
             fp16=self.spec.dtype == "float16",
-            use_cpu=device == "cpu",
+            use_cpu=self.device == "cpu",
             report_to=[],
             save_strategy="no",
             disable_tqdm=True,
             logging_strategy="no",
+            **settings,
         )
         with contextlib.redirect_stdout(sys.stderr):
             trainer = GRPOTrainer(
                 model=self.model,
                 reward_funcs=reward,
                 args=config,
-                train_dataset=Dataset.from_dict({"prompt": ["x"] * GROUP}),
+                train_dataset=Dataset.from_dict({"prompt": [f"x{number}" for number in range(len(episodes) // GROUP)]}),
                 processing_class=load_tokenizer(self.base_dir),
                 rollout_func=rollout,
-                callbacks=[Clock()],
+                callbacks=[Ends()],
             )
             trainer.train()
         torch.manual_seed(0)
-        return took[-1] - took[-2]
 
 
 def grads(model: Any) -> dict[str, Any]:
@@ -439,7 +504,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     middle = {form: statistics.median(each) for form, each in seconds.items()}
     return {
         "tokens": tokens,
-        "distinct_tokens": len({one.token_ids[:end] for one in episodes for end in range(1, len(one.token_ids))}),
+        "distinct_tokens": trie(episodes).nodes,
         **{f"{form}_seconds": summary(each) for form, each in seconds.items()},
         **{f"{form}_tokens_per_s": round(tokens / each, 1) for form, each in middle.items()},
         **{f"{form}_peak_mb": each for form, each in peaks.items()},
@@ -480,12 +545,17 @@ def summary(values: list[float]) -> dict[str, float]:
 
 def with_peak(step: Callable[[], T]) -> tuple[T, float]:
     """Return the step's result, and the MB that it needed beyond what was resident before it."""
+    before = trimmed_mb()
+    result = step()
+    return result, round(highest_mb() - before, 1)
+
+
+def trimmed_mb() -> float:
+    """Return freed memory to the system, and the resident MB, from which `highest_mb` starts again."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # glibc: what the others have freed goes back
     Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM starts again from VmRSS
-    before = highest_mb()
-    result = step()
-    return result, round(highest_mb() - before, 1)
+    return highest_mb()
 
 
 def one_form(options: argparse.Namespace, folder: Path) -> dict[str, float]:

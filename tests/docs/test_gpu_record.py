@@ -10,7 +10,23 @@ import pytest
 
 from docs import generated, gpu
 
-STEP = {"seconds": {"min": 0.1, "median": 0.125, "max": 0.2}, "tokens_per_s": 111360, "peak_mb": 2500.0}
+STEP = {
+    "label": "Espalier",
+    "seconds": {"min": 0.1, "median": 0.125, "max": 0.2},
+    "first_seconds": 12.5,
+    "tokens_per_s": 111360,
+    "peak_mb": 2500.0,
+    "kernels": 1700,
+    "busy_share": 0.91,
+    "matrix_share": 0.36,
+}
+TRL = {
+    "label": "TRL `GRPOTrainer`",
+    "seconds": {"min": 0.25, "median": 0.25, "max": 0.25},
+    "tokens_per_s": 55680,
+    "peak_mb": 5000.0,
+}
+GAP = {"tokens": 64, "load_seconds": 0.1, "mean": 0.02, "max": 0.1, "stale_mean": 0.5}
 RESULTS = {
     "size": "qwen3",
     "device": "cuda",
@@ -22,16 +38,54 @@ RESULTS = {
     "date": "2026-11-26T00:00:00+00:00",
     "seconds": 480.0,
     "parts": {
-        "train_b": {
+        "steps": {
             "status": "complete",
             "result": {
-                "sides": {"ours_flex": STEP, "trl_tree": STEP},
-                "trl_tree_kernel": "flash-attn3",
-                "skipped_sides": {"trl": "OutOfMemoryError: 80 GB"},
+                "dtype": "bfloat16",
+                "matrix_tflops": 791.2,
+                "workloads": {"b": {"sides": {"ours": STEP, "trl": TRL}}},
+                "skipped": {"trl_liger (b)": "OutOfMemoryError: 80 GB"},
                 "clocks": {"sm_clock_mhz": "1755", "sm_clock_max_mhz": "1980"},
             },
         },
-        "generate": {"status": "incomplete: the time limit of 170 s was reached", "result": {}},
+        "quickstart": {
+            "status": "incomplete: the time limit of 180 s was reached",
+            "result": {
+                "dtype": "bfloat16",
+                "runs": {
+                    "embedded": {
+                        "stages": {"evaluate[start]": [4.0, 2100], "train[1]": [5.5, 6000]},
+                        "kl_sampler": {"train[1]": 2.5e-3},
+                        "seconds": 90.0,
+                        "first_stage_seconds": 14.0,
+                        "success": 0.8,
+                    },
+                    "vllm": {
+                        "stages": {"evaluate[start]": [2.0, 18000]},
+                        "kl_sampler": {},
+                        "seconds": 80.0,
+                        "first_stage_seconds": 60.0,
+                    },
+                },
+            },
+        },
+        "served": {
+            "status": "complete",
+            "result": {
+                "refused_float32": "model.dtype = float32: not on a GPU",
+                "engines": {"vllm": {"start_seconds": 50.0, "tokens_per_s": {"64": 6100}, "after_swap": GAP}},
+            },
+        },
+        "rounds": {
+            "status": "complete",
+            "result": {
+                "prompts": 16,
+                "episodes": 128,
+                "sampled_tokens": 128,
+                "sides": {"trl": {"label": "TRL", "first_seconds": 70.0, "rounds_per_hour": 1200}},
+            },
+        },
+        "exact": {"status": "failed: ValueError: x", "result": {}},
     },
 }
 
@@ -56,11 +110,21 @@ def test_the_page_shows_what_was_measured_and_what_was_not(page, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"noise\n{json.dumps(RESULTS)}\n"))
     gpu.main(["add"])
     text = page.read_text()
-    assert "NVIDIA T (80.0 GB, driver 550.1, CUDA 12.8, SM clock 1755 of 1980 MHz)" in text
-    assert "| (b) | Espalier, FlexAttention | 0.125 (0.100 to 0.200) | 111,360 | 2.50 GB |" in text
-    assert "| (b) | TRL `AsyncGRPOTrainer`, flash-attn3 |" in text
-    assert "- `train_b`, trl: OutOfMemoryError: 80 GB" in text
-    assert "- `generate`: incomplete: the time limit of 170 s was reached" in text
+    for shown in (
+        "NVIDIA T (80.0 GB, driver 550.1, CUDA 12.8, SM clock 1755 of 1980 MHz)",
+        "| (b) | Espalier | 0.125 (0.100 to 0.200) | 12.5 | 2.50 GB | 1,700 | 91% | 36% |",
+        "| (b) | TRL `GRPOTrainer` | 0.250 (0.250 to 0.250) | – | 5.00 GB | – | – | – |",
+        "| `train[1]` | 5.5 s, 6.0 GB, 2.5e-03 | – |",
+        "| held-out success | 0.80 | – |",
+        "| vLLM | 50 s | 6,100 | 2.0e-02 (5.0e-01) | – |",
+        "refused: “model.dtype = float32: not on a GPU”",
+        "| TRL | 1,200 | 70 s |",
+        "- `steps`, trl_liger (b): OutOfMemoryError: 80 GB",
+        "- `quickstart`: incomplete: the time limit of 180 s was reached",
+        "- `exact`: failed: ValueError: x",
+    ):
+        assert shown in text, shown
+    assert "0.50 of the time and 0.50 of the memory (Espalier)" in gpu.summary(RESULTS)
 
 
 @pytest.mark.parametrize("changed", [{"device": "cpu"}, {"size": "tiny"}])

@@ -1,1 +1,1 @@
-"""A GPU in ten minutes: what Espalier does on one GPU, offline, compared with its peers (`__main__`)."""
+"""A quarter of an hour on one GPU: what Espalier does there, offline, compared with its peers (`__main__`)."""

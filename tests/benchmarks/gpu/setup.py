@@ -1,22 +1,18 @@
-"""What all parts of the benchmark share: sizes, weights, and the device."""
+"""Sizes, models and caches that the parts share."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
-import json
-import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Size:
-    """Dimensions of a Qwen3 model and of what runs on it."""
+    """Dimensions of a Qwen3 model, whose gradient steps are measured, and amounts of work."""
 
     hidden: int
     intermediate: int
@@ -27,120 +23,160 @@ class Size:
     vocabulary: int
     scale: float
     """Factor of the lengths of the workloads."""
-    requests: int
-    """Number of concurrent requests for generation."""
-    prompt: int
-    """Number of prompt characters of a request, and nearly of its tokens."""
+    workloads: str
+    """Workloads whose steps are measured, in this order."""
+    matrix: int
+    """Rows of the square matrices whose product gives the matrix rate."""
+    chat_model: tuple[str, str]
+    """Name and source of the model that generates."""
+    experiment: tuple[str, ...]
+    """Overrides of the quickstart."""
+    rows: tuple[int, ...]
+    """Concurrent requests of each measurement of generation."""
     sampled: int
-    """Number of sampled tokens of a request."""
-    scenarios: int
-    """Number of scenarios of a round of the overlapped run, with four episodes each."""
+    """Tokens of each response."""
+    prompts: int
+    """Prompts of a round, each with a group of eight responses."""
     rounds: int
-    """Number of rounds of the overlapped run."""
 
 
 SIZES = {
-    "qwen3": Size(1024, 3072, 28, 16, 8, 128, 151_936, 1.0, 128, 400, 128, 16, 3),  # the dimensions of Qwen3-0.6B
-    "tiny": Size(64, 128, 2, 4, 2, 32, 512, 0.1, 8, 100, 8, 2, 2),
-}
+    "qwen3": Size(
+        1024, 3072, 28, 16, 8, 128, 151_936, 1.0, "beadc", 8192,  # the dimensions of Qwen3-0.6B
+        ("smollm2-135m-instruct", "package"), ("+experiment=quickstart",), (64, 128, 256), 128, 16, 5,
+    ),
+    "tiny": Size(
+        64, 128, 2, 4, 2, 32, 512, 0.05, "be", 256, ("tiny", "random"), ("+experiment=smoke",), (4, 8), 8, 2, 3,
+    ),
+}  # fmt: skip
 RANK, ALPHA = 8, 16.0
+GROUP = 8
 MAX_LENGTH = 2048
-PACK_TOKENS = 8192
-"""Maximum number of tokens of a pack: each workload fits one."""
+GPU_MEMORY = 0.2
+"""Share of the GPU's memory that each vLLM reserves."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setup:
-    """Settings of a part."""
+    """Settings of all parts, and what they leave to each other."""
 
     size: str
     device: str
     """`cpu` or `cuda`."""
     repeat: int
+    """Timed steps of each side."""
     folder: Path
-    """Folder for weights and scratch files."""
-    workloads: list[str]
+    """Folder for weights, caches, runs and logs."""
     vllm_python: str | None
-    deadline: float
-    """Reading of the monotonic clock at which a part takes no further repetition."""
+    server: Any = None
+    """vLLM server of the parts, once it is started."""
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Closed after the last part."""
 
     @property
     def shape(self) -> Size:
         return SIZES[self.size]
 
     @property
-    def base_dir(self) -> Path:
-        return self.folder / "model"
-
-    @property
     def dtype(self) -> str:
         """Dtype of the timed parts."""
         return "bfloat16" if self.device == "cuda" else "float32"
 
-    def model(self, dtype: str | None = None) -> Any:
-        """Return the spec of the model with its adapter."""
+    def spec(self, name: Any, source: str = "hub", dtype: str | None = None) -> Any:
+        """Return the spec of a model with an adapter. name: that of a model, or a folder."""
         from components.models.spec import LoraSpec, ModelSpec
 
-        lora = LoraSpec(rank=RANK, alpha=ALPHA)
         settings: dict[str, Any] = {"dtype": dtype or self.dtype, "device": self.device, "max_length": MAX_LENGTH}
-        return ModelSpec(name=str(self.base_dir), lora=lora, **settings)
+        return ModelSpec(name=str(name), source=source, lora=LoraSpec(rank=RANK, alpha=ALPHA), **settings)  # type: ignore[arg-type]
+
+    def step_model(self, dtype: str | None = None) -> Any:
+        """Return the spec of the model whose steps are measured."""
+        return self.spec(self.base_dir, dtype=dtype)
+
+    @property
+    def chat_model(self) -> Any:
+        """The spec of the model that generates."""
+        return self.spec(*self.shape.chat_model)
+
+    @functools.cached_property
+    def chat_dir(self) -> Path:
+        from components.models.weights import prepare
+
+        return prepare(self.chat_model, self.folder / "models")
+
+    def root(self, name: str) -> Path:
+        """Return a new root for runs, which shares the converted weights of the others."""
+        root, models = self.folder / name, self.folder / "models"
+        models.mkdir(exist_ok=True)
+        root.mkdir()
+        (root / "models").symlink_to(models)
+        return root
+
+    @functools.cached_property
+    def base_dir(self) -> Path:
+        """Folder of a Qwen3 model with random weights and a byte-level tokenizer."""
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        from components.models import random_weights
+        from components.models.files import save
+
+        shape, folder = self.shape, self.folder / "qwen3"
+        if folder.is_dir():  # written before this process resumed
+            return folder
+        draft = self.folder / "qwen3-draft"
+        draft.mkdir(exist_ok=True)
+        random_weights._save_tokenizer(random_weights._byte_tokenizer(), draft)
+        config = Qwen3Config(
+            vocab_size=shape.vocabulary,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.intermediate,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.shared_heads,
+            head_dim=shape.head_dim,
+            max_position_embeddings=40_960,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=2,
+            pad_token_id=0,
+        )
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.bfloat16)  # stored in bfloat16, so that it is equal in every dtype
+        try:
+            with torch.device(self.device):
+                model = Qwen3ForCausalLM(config)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        save(model.cpu(), draft)
+        return draft.rename(folder)
+
+    def linear_weights(self) -> int:
+        """Return the number of weights of all linear layers but the head."""
+        shape = self.shape
+        attention = 2 * shape.hidden * shape.head_dim * (shape.heads + shape.shared_heads)
+        return shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
 
 
-def write_model(setup: Setup) -> dict[str, Any]:
-    """Write a Qwen3 model with random weights, and a byte-level tokenizer. Return its description."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from components.models import random_weights
-    from components.models.files import save
-
-    shape = setup.shape
-    setup.base_dir.mkdir(parents=True)
-    random_weights._save_tokenizer(random_weights._byte_tokenizer(), setup.base_dir)
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.shared_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=40_960,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)  # stored in bfloat16, so that it is equal in every dtype
-    with torch.device(setup.device):
-        model = Qwen3ForCausalLM(config)
-    torch.set_default_dtype(torch.float32)
-    save(model.cpu(), setup.base_dir)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return {"architecture": "Qwen3", "parameters": count, "vocabulary": shape.vocabulary, "weights": "random"}
-
-
-# Memory
-
-
-def with_peak(device: str, call: Callable[[], T]) -> tuple[T, float]:
-    """Return the result, and the MB that the call allocated beyond what was allocated before it: of the GPU by
-    torch's allocator, else of resident memory."""
-    if device == "cpu":
-        from tests.benchmarks import train_step
-
-        return train_step.with_peak(call)
-    import torch
-
-    gc.collect()  # the allocator keeps its blocks: to allocate them again would be part of the measured time
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = call()
-    torch.cuda.synchronize()
-    return result, round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment variables of this process and its children: offline, and all caches below `folder`."""
+    caches = {name: str(folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    return {
+        **caches,
+        "VLLM_CACHE_ROOT": str(folder / "vllm"),
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "TQDM_DISABLE": "1",
+        "WANDB_MODE": "disabled",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def free() -> None:
@@ -150,56 +186,3 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def reason(side: str, error: BaseException) -> str:
-    """Return the reason for a side that is skipped: type and first line of an error, whose traceback is logged."""
-    logging.getLogger(__name__).error("%s is skipped", side, exc_info=error)
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"
-
-
-# Attention of the prefix trie
-
-
-def attentions(device: str) -> tuple[list[str], dict[str, str]]:
-    """Return the ways in which the trie's attention can be computed here, and the reasons why the others cannot."""
-    from components.models import trie_attention
-
-    if device == "cpu":
-        cause = "FlexAttention has no backward pass on a CPU, where the trie computes dense blocks (`blocks`)"
-        return ["blocks", "sdpa"], {"flex": cause}
-    if trie_attention.flex_works():
-        return ["flex", "sdpa"], {}
-    return ["sdpa"], {"flex": "FlexAttention does not compile here (see the log)"}
-
-
-@contextlib.contextmanager
-def attention(kind: str) -> Iterator[None]:
-    """Compute the trie's attention in this way within the context."""
-    from components.models import trie_attention
-
-    saved = trie_attention.mask
-    if kind == "sdpa":
-        trie_attention.mask = trie_attention.dense_mask
-    try:
-        yield
-    finally:
-        trie_attention.mask = saved
-
-
-# Reports
-
-
-class Report:
-    """Result of a part, which is written after every measurement, so that a crash loses only what follows."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.result: dict[str, Any] = {}
-
-    def update(self, **values: Any) -> None:
-        self.result |= values
-        draft = self.path.with_suffix(".draft")
-        draft.write_text(json.dumps(self.result))
-        draft.replace(self.path)
