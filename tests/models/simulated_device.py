@@ -20,7 +20,10 @@ DEVICE = torch.device("meta")
 COPIES = {aten._to_copy.default, aten.copy_.default}
 INDEXED = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
 """Operations whose indices may be on the CPU; torch copies them, which waits for the device."""
-WAITS = {aten._local_scalar_dense.default, aten.nonzero.default, aten._unique2.default, aten.unique_consecutive.default}
+WAITS = {
+    aten._local_scalar_dense.default, aten.nonzero.default, aten._unique2.default, aten.unique_consecutive.default,
+    aten.bincount.default, aten.masked_select.default, aten.repeat_interleave.Tensor, aten.equal.default,
+}  # fmt: skip
 
 
 class OnDevice(torch.Tensor):
@@ -74,7 +77,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if here and elsewhere and func not in COPIES | INDEXED:
         raise RuntimeError(f"{func}: expected all tensors on one device; {len(elsewhere)} of {len(tensors)} are not")
     leaves = target is not None and target != DEVICE
-    if func in WAITS or leaves or (func in INDEXED and elsewhere):
+    masks = func in INDEXED and any(one.dtype == torch.bool for one in tree_flatten(args[1])[0] if one is not None)
+    if func in WAITS or leaves or masks or (func in INDEXED and elsewhere):
         WAITED[str(func)] += 1
     plain_args, plain_kwargs = tree_map_only(OnDevice, lambda one: one.values, (args, dict(kwargs)))
     if target is not None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.sft.spec import SFTSpec
 from components.inference.protocol import ChatRequest, Sampling, TextRequest
 from components.inference.transformers import engine as engines
 from tests.algorithms.builders import MODEL, batch, make_context, make_policy
@@ -36,15 +38,11 @@ def test_mixing_devices_is_an_error():
         assert here.cpu().numpy().tolist() == [0, 1, 2]
 
 
-def trained(policy, scratch, options):
-    from components.algorithms.policy_gradient.spec import GRPOSpec
-    from components.algorithms.policy_gradient.trainer import train_policy_gradient
-
+def trained(policy, scratch, options, spec=GRPOSpec, **context):
     optimizer = torch.optim.AdamW(policy.parameters.values())
     scratch.mkdir()
-    train_policy_gradient(
-        GRPOSpec(learning_rate=1e-2, **options), make_context(policy, optimizer, batch(), scratch=scratch)
-    )
+    algorithm = spec(learning_rate=1e-2, **options)
+    algorithm.build(make_context(policy, optimizer, batch(), scratch=scratch, **context)).train()
     return {name: parameter.detach() for name, parameter in policy.parameters.items()}
 
 
@@ -59,6 +57,28 @@ def test_a_gradient_step_is_that_of_the_cpu(base_dir, tmp_path, options):
     for name, parameter in found.items():
         assert isinstance(parameter, OnDevice)
         torch.testing.assert_close(parameter.values, expected[name], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "before"),
+    [
+        (GRPOSpec, {}, 0),
+        (GRPOSpec, {"kl_coefficient": 0.1, "entropy_coefficient": 0.1}, 0),
+        (GRPOSpec, {"ratio": "sequence", "correction": "truncate", "correction_level": "sequence"}, 1),
+        (SFTSpec, {"batch_size": 9}, 0),
+    ],
+)
+def test_a_step_waits_for_the_device_at_its_end_only(base_dir, tmp_path, spec, options, before):
+    """Once for the sums of its packs and once for the norm of its gradient, for any number of packs. before: waits
+    before the first step, for the log-probabilities of the old policy."""
+    for pack_tokens in (64, 4096):
+        policy = make_policy(base_dir)
+        with SimulatedDevice():
+            policy.model.to("meta")
+            policy.device = "meta"
+            scratch = tmp_path / str(pack_tokens)
+            trained(policy, scratch, {"pack_tokens": pack_tokens, **options}, spec, base_dir=base_dir)
+        assert sum(WAITED.values()) == 2 + before, (pack_tokens, WAITED)
 
 
 @pytest.fixture

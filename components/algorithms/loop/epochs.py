@@ -18,6 +18,7 @@ from components.algorithms.loop import distributed
 from components.algorithms.loop.guards import GuardRule, TrainingGuards
 from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.loop.metrics import token_counts
+from components.algorithms.loop.sums import Sums
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
@@ -122,12 +123,13 @@ def add_mean_gradient(
     """Add the gradient of the mean loss over the sampled tokens of all packs to the parameters; return as `Backward`.
     token_losses: returns the (S,) losses of a pack."""
     counts = token_counts(packs)
-    total = 0.0
+    sums = Sums()
     for packed, real in distributed.share_with_dropout(packs):
         loss = token_losses(packed).sum() / counts["sampled_tokens"]
         policy.loss_scale.backward(loss if real else loss * 0)
-        total += loss.item() if real else 0.0
-    return {"loss": distributed.sums({"loss": total})["loss"], **finish_gradient(policy, max_grad_norm)}, counts
+        sums.add({"loss": loss}, real=real)
+    finished = finish_gradient(policy, max_grad_norm)
+    return {**sums.totals(), **finished}, counts
 
 
 def finish_gradient(policy: Policy, max_grad_norm: float) -> dict[str, float]:
@@ -137,7 +139,7 @@ def finish_gradient(policy: Policy, max_grad_norm: float) -> dict[str, float]:
     distributed.sum_gradients(parameters)
     policy.loss_scale.unscale(parameters)
     penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
-    return {"grad_norm": sharded.clip(parameters, max_grad_norm), **penalty}
+    return {"grad_norm": float(sharded.clip(parameters, max_grad_norm)), **penalty}
 
 
 def finish(

@@ -12,8 +12,8 @@ Nodes are laid out depth first, in the order of the sorted sequences: the descen
 to its end. So one number per node defines the attention mask: j attends to i if i <= j < end(i). In layers with sliding
 windows or chunks, the depth of i is bounded too.
 
-Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sampled tokens; B rows and T positions of
-padded rows.
+Legend: N nodes of a pack, U nodes from which a sampled token is predicted, S sampled tokens, P distinct pairs of such a
+node and the token that follows it; B rows and T positions of padded rows.
 """
 
 from __future__ import annotations
@@ -70,6 +70,12 @@ class Pack:
     row_S: torch.Tensor
     """Index in `predicting_U` of the node that predicts each sampled token."""
     token_S: torch.Tensor
+    row_P: torch.Tensor
+    """Index in `predicting_U`, in ascending order, of each distinct pair: sequences that share a node and sample the
+    same token from it share a pair."""
+    token_P: torch.Tensor
+    pair_S: torch.Tensor
+    """Index of the pair of each sampled token."""
     logprob_S: torch.Tensor
     advantage_S: torch.Tensor
     weight_S: torch.Tensor
@@ -86,17 +92,21 @@ class Pack:
     """Number of tokens of each sequence without prefix sharing."""
     computed: int
     """Number of tokens that a model computes: the nodes, or all positions of padded rows."""
+    pairs_before: list[int]
+    """Number of pairs of earlier nodes, for each of `predicting_U`, and of all: on the host, where loops over parts of
+    the nodes need it without waiting for the device."""
     role: str = ""
     """Role of all sequences; empty if they have different ones."""
 
     def to(self, device: torch.device | str) -> Pack:
-        """Return the pack with its tensors on a device."""
-        moved = {
-            field.name: value.to(device)
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), torch.Tensor)
+        """Return the pack with its tensors on a device. Copies to a GPU start from pinned memory, so that the host does
+        not wait for them."""
+        tensors = {
+            field.name: value for field in fields(self) if isinstance(value := getattr(self, field.name), torch.Tensor)
         }
-        return replace(self, **moved)
+        if torch.device(device).type == "cuda" and not self.token_ids_N.is_cuda:
+            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
 
 
 def pack(
@@ -124,8 +134,12 @@ def _packs(
             "expected token_ids that begin with the prompt"
         )
     # The last target is predicted and is no input.
-    prefixes = {index: list(sequences[index].token_ids[: max(sequences[index].targets)]) for index in trained}
-    order = sorted(trained, key=lambda index: (prefixes[index], index))
+    prefixes = {
+        index: np.asarray(sequences[index].token_ids[: max(sequences[index].targets)], dtype=np.int64)
+        for index in trained
+    }
+    keys = {index: prefix.astype(">u4").tobytes() for index, prefix in prefixes.items()}  # sorted like the tokens
+    order = sorted(trained, key=lambda index: (keys[index], index))
     shared = [0, *(shared_length(prefixes[index], prefixes[following]) for index, following in pairwise(order))]
     lengths = [len(prefixes[index]) for index in order]
     if padded:
@@ -137,7 +151,7 @@ def _packs(
         yield _lay_out(sequences, prefixes, together, padded)
 
 
-def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
+def shared_length(first: Sequence[int] | np.ndarray, second: Sequence[int] | np.ndarray) -> int:
     """Return the length of the common prefix of two sequences."""
     length = min(len(first), len(second))
     different_L = np.not_equal(first[:length], second[:length])
@@ -223,83 +237,92 @@ class _RangeMinimum:
 
 
 def _lay_out(
-    sequences: Sequence[TokenSequence], read: dict[int, list[int]], ordered: Sequence[int], padded: bool
+    sequences: Sequence[TokenSequence], read: dict[int, np.ndarray], ordered: Sequence[int], padded: bool
 ) -> Pack:
     """Return the pack of some sequences. read: their input tokens. ordered: their indices, sorted by these tokens."""
-    tokens: list[int] = []
-    depths: list[int] = []
-    ends: list[int] = []
-    paths: dict[int, list[int]] = {}
-    path: list[int] = []
-    previous: list[int] = []
+    tokens: list[np.ndarray] = []
+    depths: list[np.ndarray] = []
+    paths: dict[int, np.ndarray] = {}
+    path = previous = np.empty(0, dtype=np.int64)
+    ends_N = np.empty(sum(len(read[index]) for index in ordered), dtype=np.int64)
+    count = 0
     for index in ordered:
-        common = shared_length(previous, read[index])
-        for node in path[common:]:
-            ends[node] = len(tokens)
-        new = range(len(tokens), len(tokens) + len(read[index]) - common)
-        tokens += read[index][common:]
-        depths += range(common, len(read[index]))
-        ends += [0] * len(new)
-        path, previous = [*path[:common], *new], read[index]
-        paths[index] = path
-    for node in path:
-        ends[node] = len(tokens)
-    leaves = sum(end == node + 1 for node, end in enumerate(ends))
-    computed = leaves * (max(depths) + 1) if padded else len(tokens)
-    return _with_targets(sequences, paths, tokens, depths, ends, computed)
+        common, length = shared_length(previous, read[index]), len(read[index])
+        ends_N[path[common:]] = count
+        path = np.concatenate([path[:common], np.arange(count, count + length - common)])
+        tokens.append(read[index][common:])
+        depths.append(np.arange(common, length))
+        count += length - common
+        paths[index], previous = path, read[index]
+    ends_N[path] = count
+    ends_N = ends_N[:count]
+    leaves = int((ends_N == np.arange(1, count + 1)).sum())
+    longest = max(len(read[index]) for index in ordered)
+    nodes_of = {index: paths[index][np.asarray(sequences[index].targets) - 1] for index in sorted(paths)}
+    nodes = torch.from_numpy(np.concatenate(tokens)), torch.from_numpy(np.concatenate(depths)), torch.from_numpy(ends_N)
+    return _with_targets(sequences, nodes_of, nodes, leaves * longest if padded else count)
 
 
 def _with_targets(
     sequences: Sequence[TokenSequence],
-    paths: dict[int, list[int]],
-    tokens: list[int],
-    depths: list[int],
-    ends: list[int],
+    nodes_of: dict[int, np.ndarray],
+    nodes: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     computed: int,
 ) -> Pack:
-    members = sorted(paths)
-    nodes: list[int] = []
-    targets: list[int] = []
-    owners: list[int] = []
-    numbers: list[int] = []
-    episode_tokens: list[int] = []
-    columns: dict[str, list[float]] = {name: [] for name in ("logprobs", "advantages", "weight", "old")}
-    for place, index in enumerate(members):
-        sequence = sequences[index]
-        count = len(sequence.targets)
-        nodes += [paths[index][target - 1] for target in sequence.targets]
-        targets += [sequence.token_ids[target] for target in sequence.targets]
-        owners += [place] * count
-        episode_tokens += [sequence.episode_tokens or count] * count
-        numbers += range(sequence.first, sequence.first + count)
-        unknown = [float("nan")] * count
-        columns["logprobs"] += sequence.logprobs or unknown
-        columns["advantages"] += sequence.advantages or [0.0] * count
-        columns["weight"] += [sequence.weight] * count
-        columns["old"] += sequence.old or unknown
-    assert all(len(column) == len(targets) for column in columns.values()), "one value for each target"
-    roles = {sequences[index].role for index in members}
-    predicting, rows = torch.unique(torch.tensor(nodes), return_inverse=True)
-    logprob_S, advantage_S, weight_S, old_S = (torch.tensor(column, dtype=torch.float32) for column in columns.values())
-    return Pack(
-        torch.tensor(tokens),
-        torch.tensor(depths),
-        torch.tensor(ends),
-        predicting,
-        rows,
-        torch.tensor(targets),
-        logprob_S,
-        advantage_S,
-        weight_S,
-        old_S,
-        torch.tensor(numbers),
-        torch.tensor(owners),
-        torch.tensor(episode_tokens, dtype=torch.float32),
-        members,
-        [len(sequences[index].token_ids) for index in members],
-        computed,
-        roles.pop() if len(roles) == 1 else "",
+    """Return the pack of nodes (token ids, depths, ends) with the targets of its sequences. nodes_of: nodes that
+    predict the targets of each sequence, by index in ascending order."""
+    members = [sequences[index] for index in nodes_of]
+    count_Q = np.array([len(sequence.targets) for sequence in members])
+    tokens = [np.asarray(sequence.token_ids, np.int64)[np.asarray(sequence.targets)] for sequence in members]
+    numbers = [np.arange(sequence.first, sequence.first + len(sequence.targets)) for sequence in members]
+    columns = [
+        np.array([value for sequence in members for value in _column(sequence, name)], dtype=np.float32)
+        for name in ("logprobs", "advantages", "old")
+    ]
+    assert all(len(column) == count_Q.sum() for column in columns), "one value for each target"
+    weight_S, episode_tokens_S = (
+        np.array(values, dtype=np.float32).repeat(count_Q)
+        for values in (
+            [sequence.weight for sequence in members],
+            [sequence.episode_tokens or len(sequence.targets) for sequence in members],
+        )
     )
+    predicting_U, row_S = np.unique(np.concatenate(list(nodes_of.values())), return_inverse=True)
+    token_S = np.concatenate(tokens)
+    key_P, pair_S = np.unique(row_S << 32 | token_S, return_inverse=True)  # a token id takes 32 bits
+    roles = {sequence.role for sequence in members}
+    logprob_S, advantage_S, old_S = columns
+    arrays = {
+        "predicting_U": predicting_U,
+        "row_S": row_S,
+        "token_S": token_S,
+        "row_P": key_P >> 32,
+        "token_P": key_P & 0xFFFFFFFF,
+        "pair_S": pair_S,
+        "logprob_S": logprob_S,
+        "advantage_S": advantage_S,
+        "weight_S": weight_S,
+        "old_S": old_S,
+        "number_S": np.concatenate(numbers),
+        "sequence_S": np.arange(len(members)).repeat(count_Q),
+        "episode_tokens_S": episode_tokens_S,
+    }
+    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return Pack(
+        *nodes,
+        **tensors,
+        members=list(nodes_of),
+        lengths=[len(sequence.token_ids) for sequence in members],
+        computed=computed,
+        pairs_before=np.searchsorted(key_P >> 32, np.arange(len(predicting_U) + 1)).tolist(),
+        role=roles.pop() if len(roles) == 1 else "",
+    )
+
+
+def _column(sequence: TokenSequence, name: str) -> Sequence[float]:
+    """Return the values of a column for each target: NaN, or 0 for advantages, if it has none."""
+    values: Sequence[float] = getattr(sequence, name)
+    return values or [0.0 if name == "advantages" else float("nan")] * len(sequence.targets)
 
 
 @dataclass(frozen=True)

@@ -172,26 +172,23 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the results of `logprobs` and `hidden` from one forward pass."""
         pack = pack.to(self.device)
-        order_S = pack.row_S.argsort(stable=True)
-        row_S, token_S = pack.row_S[order_S], pack.token_S[order_S]
         states_UX, head, hidden_UD = self._forward(pack)
         if self._logit_transform is None:
-            logprob_S, entropy_S = _read(states_UX, row_S, token_S, cut, entropy_gradient)
+            logprob_P, entropy_U = _read(states_UX, pack.row_P, pack.token_P, cut, entropy_gradient)
         else:
 
-            def read(part_UD: torch.Tensor, row_S: torch.Tensor, token_S: torch.Tensor) -> Any:
-                return _read(head(part_UD), row_S, token_S, cut, entropy_gradient)
+            def read(part_UD: torch.Tensor, row_P: torch.Tensor, token_P: torch.Tensor) -> Any:
+                return _read(head(part_UD), row_P, token_P, cut, entropy_gradient)
 
             parts = []
-            starts = range(0, len(states_UX), LOGIT_ROWS)
-            bounds = torch.searchsorted(row_S, torch.tensor([*starts, len(states_UX)], device=self.device)).tolist()
-            for first, low, high in zip(starts, bounds[:-1], bounds[1:], strict=True):
-                arguments = states_UX[first : first + LOGIT_ROWS], row_S[low:high] - first, token_S[low:high]
+            for first in range(0, len(states_UX), LOGIT_ROWS):
+                last = min(first + LOGIT_ROWS, len(states_UX))
+                pairs = slice(pack.pairs_before[first], pack.pairs_before[last])
+                arguments = states_UX[first:last], pack.row_P[pairs] - first, pack.token_P[pairs]
                 recompute = torch.is_grad_enabled() and len(states_UX) > LOGIT_ROWS
                 parts.append(checkpoint(read, *arguments, use_reentrant=False) if recompute else read(*arguments))
-            logprob_S, entropy_S = (torch.cat([part[side] for part in parts]) for side in (0, 1))
-        inverse_S = order_S.argsort()
-        return logprob_S[inverse_S], entropy_S[inverse_S], hidden_UD
+            logprob_P, entropy_U = (torch.cat([part[side] for part in parts]) for side in (0, 1))
+        return logprob_P[pack.pair_S], entropy_U[pack.row_S], hidden_UD
 
     def hidden(self, pack: Pack) -> torch.Tensor:
         """Return the (U, D) last hidden states, after the final norm, of the nodes that predict a sampled token."""
@@ -299,23 +296,23 @@ class Policy:
 
 
 def _read(
-    logits_UV: torch.Tensor, row_S: torch.Tensor, token_S: torch.Tensor, cut: Cut, entropy_gradient: bool
+    logits_UV: torch.Tensor, row_P: torch.Tensor, token_P: torch.Tensor, cut: Cut, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the (S,) log-probabilities of tokens, and the (S,) entropies of the rows that predict them.
+    """Return the (P,) log-probabilities of tokens, and the (U,) entropies of the rows.
 
     A token outside the truncated distribution is added to the distribution that it is measured under, so that its
     log-probability is finite. This affects that token only, not the others predicted from the same row.
     """
     logps_UV = torch.log_softmax(logits_UV.float() / cut.temperature, dim=-1)
-    logprob_S = logps_UV[row_S, token_S]
+    logprob_P = logps_UV[row_P, token_P]
     if not cut.whole:
         with torch.no_grad():
             keep_UV = distribution.support_mask(logps_UV, cut)
         cut_UV = logps_UV.masked_fill(~keep_UV, -torch.inf)
-        mass_S = cut_UV.logsumexp(-1)[row_S]
-        inside_S = keep_UV[row_S, token_S]
-        logprob_S = logprob_S - torch.where(inside_S, mass_S, torch.logaddexp(mass_S, logprob_S))
+        mass_P = cut_UV.logsumexp(-1)[row_P]
+        inside_P = keep_UV[row_P, token_P]
+        logprob_P = logprob_P - torch.where(inside_P, mass_P, torch.logaddexp(mass_P, logprob_P))
         logps_UV = torch.log_softmax(cut_UV, dim=-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_U = -(logps_UV.exp() * logps_UV.clamp(min=torch.finfo(logps_UV.dtype).min)).sum(-1)
-    return logprob_S, entropy_U[row_S]
+    return logprob_P, entropy_U

@@ -169,9 +169,14 @@ def _measured(
         by_cut[Cut.of(trajectory)].append(TokenSequence(history.token_ids, targets, first=total, role=history.agent))
         total += len(targets)
     columns = {name: torch.zeros(total) for name in names}
+    numbers, measured = [], []  # on the device until the last pack, so that no pack waits for it
     for cut, sequences in by_cut.items():
         for packed, real in distributed.share(pack(sequences, most_tokens, padded=padded, by_role=by_role)):
-            for name, values_S in zip(names, read(packed, cut), strict=True):
-                if real:
-                    columns[name][packed.number_S.cpu()] = values_S.float().cpu()
+            values_NS = torch.stack([values_S.float() for values_S in read(packed, cut)])
+            if real:
+                numbers.append(packed.number_S)
+                measured.append(values_NS)
+    if measured:
+        for name, values_S in zip(names, torch.cat(measured, 1).cpu(), strict=True):
+            columns[name][torch.cat(numbers)] = values_S
     return {name: distributed.all_reduce_sum(column) for name, column in columns.items()}

@@ -13,7 +13,6 @@ A sharded tensor is a DTensor; for any other tensor the functions here do what a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -114,29 +113,29 @@ def fill(tensor: torch.Tensor, source: torch.Tensor) -> None:
     local_shard(tensor).copy_(local_shard(shard_like(source, tensor)))
 
 
-def norm(parameters: Iterable[torch.nn.Parameter]) -> float:
-    """Return the L2 norm of the gradient over all shards."""
+def norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
+    """Return the L2 norm of the gradient over all shards, on its device."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not any(isinstance(gradient, DTensor) for gradient in gradients):
-        return torch.nn.utils.get_total_norm(gradients).item()
+        return torch.nn.utils.get_total_norm(gradients)
     square = torch.stack(
         [local_shard(gradient).double().square().sum() for gradient in gradients if isinstance(gradient, DTensor)]
     ).sum()
     distributed.all_reduce(square)
     square += sum(gradient.double().square().sum() for gradient in gradients if not isinstance(gradient, DTensor))
-    return math.sqrt(square.item())
+    return square.sqrt()
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[torch.nn.Parameter], most: float) -> float:
-    """Scale the gradient down to the L2 norm `most`. Return its norm before."""
+def clip(parameters: Iterable[torch.nn.Parameter], most: float) -> torch.Tensor:
+    """Scale the gradient down to the L2 norm `most`. Return its norm before, on its device: nothing waits for it."""
     parameters = list(parameters)
     if not any(isinstance(parameter.grad, DTensor) for parameter in parameters):
-        return torch.nn.utils.clip_grad_norm_(parameters, most).item()
+        return torch.nn.utils.clip_grad_norm_(parameters, most)
     total_norm = norm(parameters)
     for parameter in parameters:
         if parameter.grad is not None:
-            local_shard(parameter.grad).mul_(min(1.0, most / (total_norm + 1e-6)))
+            local_shard(parameter.grad).mul_((most / (total_norm + 1e-6)).clamp(max=1.0))
     return total_norm
 
 

@@ -35,7 +35,8 @@ def by_sequence(log_ratio_S: torch.Tensor, sequence_S: torch.Tensor, level: Rati
     each token belongs to, in ascending order."""
     if level == "token":
         return log_ratio_S
-    tokens_Q = sequence_S.bincount()
+    # There are at most as many sequences as tokens; their number, which bincount needs, would be a wait for the device.
+    tokens_Q = torch.zeros_like(sequence_S).scatter_add_(0, sequence_S, torch.ones_like(sequence_S))
     sum_Q = segment_sums(log_ratio_S, tokens_Q)
     if level == "sequence_mean":
         sum_Q = sum_Q / tokens_Q.clamp(min=1)

@@ -199,8 +199,8 @@ class GRPOSpec(PolicyGradientSpec):
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of KL(policy || reference)."""
     measure_kl: bool = True
-    """Measurement of the KL divergence from the reference if it is not part of the loss, on the trained tokens of eight
-    episodes per gradient step."""
+    """Measurement of the KL divergence from the reference if it is not part of the loss, on packs of each gradient step
+    that contain eight sequences or more: one more forward pass of these packs, as the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL divergence on a sampled token."""
     kl_in: Literal["loss", "reward", "token_rewards"] = "loss"

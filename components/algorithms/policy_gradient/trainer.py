@@ -25,8 +25,8 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,9 @@ import torch
 from components.algorithms.loop import distributed
 from components.algorithms.loop.epochs import StepMeasures
 from components.algorithms.loop.metrics import token_counts
+from components.algorithms.loop.sums import Sums
 from components.algorithms.policy import sharded
+from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import advantages, losses, returns
@@ -51,6 +53,7 @@ from components.algorithms.policy_gradient.training_data import (
     policy_loss,
 )
 from components.algorithms.trainer import TrainingContext, TrainingResult
+from components.models.distribution import Cut
 from components.trajectories.groups import by_scenario, have_spread
 from components.trajectories.roles import role_names, role_turns
 from components.trajectories.schema import Trajectory
@@ -60,8 +63,8 @@ if TYPE_CHECKING:
     from components.algorithms.policy_gradient.spec import GRPOSpec
 
 KL_SAMPLE = 8
-"""Number of trajectories per gradient step on which the KL divergence from the reference is measured if it is not in
-the loss."""
+"""Smallest number of sequences per gradient step on which the KL divergence from the reference is measured if it is not
+in the loss: those of whole packs."""
 
 
 def train_policy_gradient(spec: GRPOSpec, context: TrainingContext) -> TrainingResult:
@@ -76,11 +79,9 @@ def train_policy_gradient(spec: GRPOSpec, context: TrainingContext) -> TrainingR
 
     def backward(minibatch: Sequence[Trajectory]) -> StepMeasures:
         packs = learning.packs(minibatch)
-        measured = _backward(spec, policy, packs)
-        if "kl" not in measured and spec.measure_kl:
-            ids = "".join(trajectory.id for trajectory in minibatch)
-            measured |= _measured_kl(spec, policy, minibatch, learning, random.Random(f"{context.seed}-{ids}"))
-        return measured, token_counts([pack for _, pack in packs])
+        draw = random.Random(f"{context.seed}-{''.join(trajectory.id for trajectory in minibatch)}")
+        measured = _drawn(packs, draw) if spec.measure_kl else ()
+        return _backward(spec, policy, packs, measured), token_counts([pack for _, pack in packs])
 
     outlier = partial(largest_log_ratio, policy, learning)
     step, metrics = take_steps(spec, context, groups, backward, outlier, [spec.learning_rate])
@@ -220,69 +221,68 @@ def _by_token(spec: GRPOSpec, trajectory: Trajectory, values: list[float]) -> li
     return [value for value, length in zip(values, lengths, strict=True) for _ in range(length)]
 
 
-def _backward(spec: GRPOSpec, policy: Policy, packs: Packs) -> dict[str, float]:
+def _backward(spec: GRPOSpec, policy: Policy, packs: Packs, measured: Collection[int] = ()) -> dict[str, float]:
     """Add the gradient of the loss on these packs to the parameters and scale it down to max_grad_norm. Return the
-    loss, the L2 norm before scaling, and the metrics of the policy on the packs."""
+    loss, the L2 norm before scaling, and the metrics of the policy on the packs. measured: see `add_gradient`."""
     count = sum(len(pack.token_S) for _, pack in packs)
-    sums = add_gradient(spec, policy, packs, count)
+    sums = add_gradient(spec, policy, packs, count, measured)
     penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
-    grad_norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
-    kl: dict[str, float] = {name: sums[name] / sums["kl_tokens"] for name in ("kl", "kl_k1") if name in sums}
-    return {"loss": sums["loss"], "grad_norm": grad_norm, **penalty, **kl, **means(spec, sums, count)}
+    norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
+    totals = sums.totals()
+    kl = {name: totals[name] / totals["kl_tokens"] for name in ("kl", "kl_k1") if name in totals}
+    return {"loss": totals["loss"], "grad_norm": float(norm), **penalty, **kl, **means(spec, totals, count)}
 
 
-def add_gradient(spec: GRPOSpec, policy: Policy, packs: Packs, count: int) -> dict[str, float]:
-    """Add the gradient of the loss on these packs to the parameters. Return the loss and the sums of metrics.
+def _drawn(packs: Packs, draw: random.Random) -> frozenset[int]:
+    """Return the places in the order of computation, the same in all processes, of random packs with at least
+    `KL_SAMPLE` sequences in all."""
+    places = list(range(-(-len(packs) // distributed.size())))
+    draw.shuffle(places)
+    sequences = 0
+    for number, place in enumerate(places, 1):
+        together = packs[place * distributed.size() : (place + 1) * distributed.size()]
+        sequences += sum(len(pack.members) for _, pack in together)
+        if sequences >= KL_SAMPLE:
+            return frozenset(places[:number])
+    return frozenset(places)
 
-    count: number of tokens of the batch, over which the entropy is averaged."""
-    sums: dict[str, float] = defaultdict(float)
-    for (cut, host_pack), real in distributed.share_with_dropout(packs):
+
+def add_gradient(spec: GRPOSpec, policy: Policy, packs: Packs, count: int, measured: Collection[int] = ()) -> Sums:
+    """Add the gradient of the loss on these packs to the parameters. Return the sums of loss and metrics.
+
+    count: number of tokens of the batch, over which the entropy is averaged. measured: places of the packs on which the
+    KL divergence from the reference is measured if it is not in the loss."""
+    sums, kl_in_loss = Sums(), spec.kl_coefficient > 0 and spec.kl_in == "loss"
+    for place, ((cut, host_pack), real) in enumerate(distributed.share_with_dropout(packs)):
         pack = host_pack.to(policy.device)
         logprob_S, entropy_S = policy.logprobs(pack, cut, entropy_gradient=spec.entropy_coefficient > 0)
-        pack_sums: dict[str, float] = defaultdict(float)
-        loss_S = policy_loss(spec, pack, logprob_S, entropy_S, pack_sums)
-        if spec.kl_coefficient > 0 and spec.kl_in == "loss":
-            with policy.as_reference():
-                reference_S, _ = policy.logprobs(pack, cut)
-            kl_S = losses.kl(logprob_S, reference_S, spec.kl_estimator)
-            k1_S = losses.kl(logprob_S.detach(), reference_S, "k1")
-            pack_sums |= {"kl": kl_S.sum().item(), "kl_k1": k1_S.sum().item(), "kl_tokens": len(kl_S)}
+        loss_S, columns = policy_loss(spec, pack, logprob_S, entropy_S)
+        if kl_in_loss:
+            kl_S, kl_columns = _kl(spec, policy, pack, cut, logprob_S)
+            sums.add(kl_columns, real=real)
             loss_S = loss_S + spec.kl_coefficient * kl_S
         loss = (loss_S * pack.weight_S).sum()
         if spec.entropy_coefficient:
             loss = loss - spec.entropy_coefficient * entropy_S.sum() / count
         policy.loss_scale.backward(loss if real else loss * 0)
-        pack_sums["loss"] = loss.item()
-        for name, value in pack_sums.items():
-            sums[name] += value if real else 0.0
+        sums.add({"loss": loss}, real=real)
+        sums.add(columns, real=real)
+        if place in measured and not kl_in_loss:
+            sums.add(_kl(spec, policy, pack, cut, logprob_S.detach())[1], real=real)
     distributed.sum_gradients(policy.parameters.values())
     policy.loss_scale.unscale(policy.parameters.values())
-    return distributed.sums(sums)
+    return sums
 
 
-def _measured_kl(
-    spec: GRPOSpec, policy: Policy, trajectories: Sequence[Trajectory], learning: Learning, draw: random.Random
-) -> dict[str, float]:
-    """Return the KL divergence from the reference on all trained tokens of at most `KL_SAMPLE` trajectories, drawn from
-    those of the step."""
-    trained = [pack for pack in trajectories if learned_tokens(spec, pack)]
-    sampled = draw.sample(trained, min(KL_SAMPLE, len(trained)))
-    logprobs, references = [], []
-    with torch.no_grad(), policy.without_dropout():
-        for (cut, pack), real in distributed.share(learning.packs(sampled)):
-            logprob_S, _ = policy.logprobs(pack, cut)
-            with policy.as_reference():
-                reference_S, _ = policy.logprobs(pack, cut)
-            if real:
-                logprobs.append(logprob_S)
-                references.append(reference_S)
-    sums = {"tokens": 0.0, "kl": 0.0, "kl_k1": 0.0}
-    for logprob_S, reference_S in zip(logprobs, references, strict=True):
-        sums["tokens"] += len(logprob_S)
-        sums["kl"] += losses.kl(logprob_S, reference_S, spec.kl_estimator).sum().item()
-        sums["kl_k1"] += losses.kl(logprob_S, reference_S, "k1").sum().item()
-    sums = distributed.sums(sums)
-    return {name: sums[name] / max(sums["tokens"], 1) for name in ("kl", "kl_k1")}
+def _kl(
+    spec: GRPOSpec, policy: Policy, pack: Pack, cut: Cut, logprob_S: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the (S,) estimates of the KL divergence from the reference, and the columns of its metrics."""
+    with policy.as_reference():
+        reference_S, _ = policy.logprobs(pack, cut)
+    kl_S = losses.kl(logprob_S, reference_S, spec.kl_estimator)
+    k1_S = losses.kl(logprob_S.detach(), reference_S, "k1")
+    return kl_S, {"kl": kl_S, "kl_k1": k1_S, "kl_tokens": torch.ones_like(k1_S)}
 
 
 DIVISOR, RANGE = "advantage_divisor", "reward_range"

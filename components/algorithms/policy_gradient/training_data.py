@@ -128,10 +128,10 @@ def learned_tokens(spec: PolicyGradientSpec, trajectory: Trajectory) -> int:
 
 
 def policy_loss(
-    spec: PolicyGradientSpec, packed: Pack, logprob_S: torch.Tensor, entropy_S: torch.Tensor, sums: dict[str, float]
-) -> torch.Tensor:
-    """Return the (S,) loss of each sampled token, before its weight. The sums that `means` reads are added to
-    `sums`."""
+    spec: PolicyGradientSpec, packed: Pack, logprob_S: torch.Tensor, entropy_S: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the (S,) loss of each sampled token, before its weight, and the (S,) columns whose sums `means` reads."""
+    columns: dict[str, torch.Tensor] = {}
     old_S = packed.old_S if needs_old_logprobs(spec) else packed.logprob_S
     log_ratio_S = losses.log_ratio(logprob_S, old_S)
     ratio_S = losses.ratio(
@@ -147,19 +147,18 @@ def policy_loss(
         )
         correction_S = losses.correction(trainer_to_sampler_S, spec.correction_limit, spec.token_weights)
         loss_S = loss_S * correction_S
-        sums["correction"] += correction_S.sum().item()
+        columns["correction"] = correction_S
     with torch.no_grad():
-        finite_S = torch.isfinite(packed.logprob_S)
-        sums["kl_sampler"] += losses.kl_to_old(logprob_S, packed.logprob_S).sum().item()
-        sums["known"] += finite_S.sum().item()
-        sums["kl_old"] += losses.kl_to_old(logprob_S, old_S).sum().item()
-        sums["entropy"] += entropy_S.sum().item()
-        sums["clipped"] += losses.clipped(ratio_S, packed.advantage_S, spec.clip_low, spec.clip_high).sum().item()
-    return loss_S
+        columns["kl_sampler"] = losses.kl_to_old(logprob_S, packed.logprob_S)
+        columns["known"] = torch.isfinite(packed.logprob_S)
+        columns["kl_old"] = losses.kl_to_old(logprob_S, old_S)
+        columns["entropy"] = entropy_S
+        columns["clipped"] = losses.clipped(ratio_S, packed.advantage_S, spec.clip_low, spec.clip_high)
+    return loss_S, columns
 
 
 def means(spec: PolicyGradientSpec, sums: dict[str, float], count: int) -> dict[str, float]:
-    """Return the metrics from what `policy_loss` summed over `count` tokens."""
+    """Return the metrics from the sums of the columns of `policy_loss` over `count` tokens."""
     return {
         "kl_sampler": sums["kl_sampler"] / max(sums["known"], 1),
         **({"kl_old": sums["kl_old"] / max(count, 1)} if needs_old_logprobs(spec) else {}),

@@ -23,7 +23,6 @@ Episodes are not compared with each other, so every scored episode is trained on
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +33,7 @@ import torch
 from components.algorithms.loop import distributed
 from components.algorithms.loop.epochs import StepMeasures
 from components.algorithms.loop.metrics import token_counts
+from components.algorithms.loop.sums import Sums
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
@@ -49,7 +49,7 @@ from components.algorithms.policy_gradient.training_data import (
 )
 from components.algorithms.ppo.actions import Actions, Measurements, flat, token_rewards
 from components.algorithms.ppo.critic import ValueCritic
-from components.algorithms.ppo.value_pretraining import add_values, explained_variance, pretrain
+from components.algorithms.ppo.value_pretraining import explained_variance, pretrain, value_columns
 from components.algorithms.trainer import StepMetrics, TrainingContext, TrainingResult
 from components.trajectories.schema import Trajectory
 
@@ -156,8 +156,7 @@ def prepare(spec: PPOSpec, context: TrainingContext) -> tuple[Actions, list[Step
 def _initial_value_metrics(actions: Actions, pretraining_steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the explained variance of the values that the advantages were computed with, and the duration of the
     pretraining."""
-    sums: dict[str, float] = {}
-    add_values(sums, actions.value_A, actions.return_A)
+    sums = {name: column.sum().item() for name, column in value_columns(actions.value_A, actions.return_A).items()}
     explained = explained_variance(sums, len(actions.value_A))
     return {
         **({"explained_variance_before": explained} if math.isfinite(explained) else {}),
@@ -171,10 +170,8 @@ def _initial_value_metrics(actions: Actions, pretraining_steps: Sequence[dict[st
 def _backward(spec: PPOSpec, policy: Policy, critic: ValueCritic, packs: Packs, actions: Actions) -> dict[str, float]:
     """Add the gradient of the loss on these packs to the parameters and scale policy and critic down to max_grad_norm.
     Return the loss, the L2 norms before scaling, and the metrics of policy and critic on the packs."""
-    sums: dict[str, float] = defaultdict(float)
-    count = sum(len(pack.token_S) for _, pack in packs)
+    sums, count = Sums(), sum(len(pack.token_S) for _, pack in packs)
     for (cut, host_pack), real in distributed.share_with_dropout(packs):
-        pack_sums: dict[str, float] = defaultdict(float)
         pack = host_pack.to(policy.device)
         before_S, return_S, reference_S = (
             column[host_pack.number_S].to(policy.device)
@@ -183,41 +180,41 @@ def _backward(spec: PPOSpec, policy: Policy, critic: ValueCritic, packs: Packs, 
         logprob_S, entropy_S, hidden_UD = policy.logprobs_and_hidden(
             pack, cut, entropy_gradient=spec.entropy_coefficient > 0
         )
-        loss = (policy_loss(spec, pack, logprob_S, entropy_S, pack_sums) * pack.weight_S).sum()
+        loss_S, columns = policy_loss(spec, pack, logprob_S, entropy_S)
+        loss = (loss_S * pack.weight_S).sum()
         if spec.entropy_coefficient:
             loss = loss - spec.entropy_coefficient * entropy_S.sum() / count
         if critic.shared:
             value_S = critic.read(hidden_UD, pack.row_S)
-            loss = loss + _value_loss(spec, pack, value_S, before_S, return_S, pack_sums)
+            loss = loss + _value_loss(spec, pack, value_S, before_S, return_S, sums, real=real)
         policy.loss_scale.backward(loss if real else loss * 0)
-        pack_sums["loss"] += loss.item()
+        sums.add({"loss": loss}, real=real)
         if not critic.shared:
             with critic.values(pack) as value_S:
-                loss = _value_loss(spec, pack, value_S, before_S, return_S, pack_sums)
+                loss = _value_loss(spec, pack, value_S, before_S, return_S, sums, real=real)
                 policy.loss_scale.backward(loss if real else loss * 0)
-            pack_sums["loss"] += loss.item()
-        pack_sums["kl"] += losses.kl(logprob_S.detach(), reference_S, spec.kl_estimator).sum().item()
-        pack_sums["kl_k1"] += losses.kl(logprob_S.detach(), reference_S, "k1").sum().item()
-        for name, value in pack_sums.items():
-            sums[name] += value if real else 0.0
+            sums.add({"loss": loss}, real=real)
+        kl = {"kl": spec.kl_estimator, "kl_k1": "k1"}
+        columns |= {name: losses.kl(logprob_S.detach(), reference_S, estimator) for name, estimator in kl.items()}
+        sums.add(columns, real=real)
     parameters = [*policy.parameters.values(), *critic.parameters.values()]
     distributed.sum_gradients(parameters)
     policy.loss_scale.unscale(parameters)
-    sums = distributed.sums(sums)
     penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
     norms = [sharded.clip(model.parameters.values(), spec.max_grad_norm) for model in (policy, critic)]
+    totals = sums.totals()
     return {
-        "loss": sums["loss"],
-        "kl": sums["kl"] / max(count, 1),
-        "kl_k1": sums["kl_k1"] / max(count, 1),
+        "loss": totals["loss"],
+        "kl": totals["kl"] / max(count, 1),
+        "kl_k1": totals["kl_k1"] / max(count, 1),
         "kl_coefficient": critic.kl_coefficient,
-        "grad_norm": norms[0],
-        "value_grad_norm": norms[1],
+        "grad_norm": float(norms[0]),
+        "value_grad_norm": float(norms[1]),
         **penalty,
-        "value_loss": sums["value_loss"],
-        "value_clip_fraction": sums["value_clipped"] / count,
-        "explained_variance": explained_variance(sums, count),
-        **means(spec, sums, count),
+        "value_loss": totals["value_loss"],
+        "value_clip_fraction": totals["value_clipped"] / count,
+        "explained_variance": explained_variance(totals, count),
+        **means(spec, totals, count),
     }
 
 
@@ -227,13 +224,14 @@ def _value_loss(
     value_S: torch.Tensor,
     before_S: torch.Tensor,
     return_S: torch.Tensor,
-    sums: dict[str, float],
+    sums: Sums,
+    *,
+    real: bool,
 ) -> torch.Tensor:
     """Return the contribution of a pack to the value loss. The sums of its metrics are added to `sums`."""
     loss = (losses.clipped_value_loss(value_S, before_S, return_S, spec.value_clip) * pack.weight_S).sum()
     with torch.no_grad():
         clipped_S = losses.value_clipped(value_S, before_S, return_S, spec.value_clip)
-    sums["value_loss"] += loss.item()
-    sums["value_clipped"] += clipped_S.sum().item()
-    add_values(sums, value_S.detach(), return_S)
+    sums.add({"value_loss": loss}, real=real)
+    sums.add({"value_clipped": clipped_S, **value_columns(value_S, return_S)}, real=real)
     return spec.value_coefficient * loss

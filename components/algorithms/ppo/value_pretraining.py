@@ -11,8 +11,7 @@ are numbered up to 0, so that the policy's gradient steps count from 1.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ import torch
 from components.algorithms.loop import distributed
 from components.algorithms.loop.epochs import GuardedStep, StepMeasures, take_gradient_steps
 from components.algorithms.loop.metrics import token_counts
+from components.algorithms.loop.sums import Sums
 from components.algorithms.policy import sharded
 from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
@@ -80,38 +80,35 @@ def _backward(
 ) -> StepMeasures:
     """Add the gradient of the value loss on a batch to the critic's parameters, scaled down to max_grad_norm. Return
     the measured metrics and token counts."""
-    sums: dict[str, float] = defaultdict(float)
+    sums = Sums()
     for (host_pack, constants_UD), real in distributed.share(prepared):
-        pack, pack_sums = host_pack.to(policy.device), dict[str, float]()
+        pack = host_pack.to(policy.device)
         return_S = actions.return_A[host_pack.number_S].to(policy.device)
         with critic.values(pack, constants_UD) as value_S:
             loss = (losses.clipped_value_loss(value_S, value_S.detach(), return_S, None) * pack.weight_S).sum()
             policy.loss_scale.backward(loss if real else loss * 0)
-        pack_sums["loss"] = loss.item()
-        add_values(pack_sums, value_S.detach(), return_S)
-        for name, value in pack_sums.items():
-            sums[name] += value if real else 0.0
+        sums.add({"loss": loss}, real=real)
+        sums.add(value_columns(value_S, return_S), real=real)
     distributed.sum_gradients(critic.parameters.values())
     policy.loss_scale.unscale(critic.parameters.values())
-    sums = distributed.sums(sums)
-    grad_norm = sharded.clip(critic.parameters.values(), spec.max_grad_norm)
-    packs = [pack for pack, _ in prepared]
-    explained = explained_variance(sums, sum(len(pack.token_S) for pack in packs))
-    return {"loss": sums["loss"], "grad_norm": grad_norm, "explained_variance": explained}, token_counts(packs)
+    norm = sharded.clip(critic.parameters.values(), spec.max_grad_norm)
+    totals, packs = sums.totals(), [pack for pack, _ in prepared]
+    explained = explained_variance(totals, sum(len(pack.token_S) for pack in packs))
+    return {"loss": totals["loss"], "grad_norm": float(norm), "explained_variance": explained}, token_counts(packs)
 
 
 SPREAD = 1e-6
 """Variance of the normalised returns below which the explained variance is undefined."""
 
 
-def add_values(sums: MutableMapping[str, float], value_S: torch.Tensor, return_S: torch.Tensor) -> None:
-    """Add to `sums` the sums that `explained_variance` reads, from values and their targets."""
-    for name, column_S in (("errors", (return_S - value_S).double()), ("returns", return_S.double())):
-        sums[name] = sums.get(name, 0.0) + column_S.sum().item()
-        sums[f"{name} squared"] = sums.get(f"{name} squared", 0.0) + column_S.square().sum().item()
+def value_columns(value_S: torch.Tensor, return_S: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the (S,) columns, in float64, whose sums `explained_variance` reads. return_S: targets of the values."""
+    error_S, target_S = (return_S - value_S.detach()).double(), return_S.double()
+    squares = {"errors squared": error_S.square(), "returns squared": target_S.square()}
+    return {"errors": error_S, "returns": target_S, **squares}
 
 
-def explained_variance(sums: MutableMapping[str, float], count: int) -> float:
+def explained_variance(sums: Mapping[str, float], count: int) -> float:
     """Return 1 - Var(R - V) / Var(R) of `count` values: 1 if values equal the returns, 0 if they are no better than the
     mean return; NaN if the returns have no variance."""
 
