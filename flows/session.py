@@ -328,7 +328,7 @@ def _check_model(spec: ExperimentSpec, context: Context) -> None:
     if is_here:
         if spec.model.lora is not None:
             targets.check(base, spec.model.lora)
-        spec.inference.check_model(spec.model, base)
+        spec.inference.check_model(spec.resolve_dtypes(spec.model, "collect"), base)
         check_length(spec.model, base)
         _check_sharding(spec, base)
     if deploy.mode == "none":

@@ -64,6 +64,11 @@ class EngineSpec(Spec):
         return False
 
     @property
+    def short_adapters(self) -> bool:
+        """True if it computes with adapters in 16 bits only on a GPU."""
+        return False
+
+    @property
     def ends_reasoning(self) -> bool:
         """True if it can end the reasoning of a response (`Sampling.max_thinking_tokens`)."""
         return False

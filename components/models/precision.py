@@ -3,7 +3,8 @@
 On a GPU a model computes in the dtype in which its weights are stored, which its `config.json` states,
 or else their files if they are on this machine. A CPU computes
 in float32; in bfloat16 if the weights are stored in it and the processor has instructions for it. Packaged and random
-weights are stored in float32.
+weights are stored in float32. On a GPU, a model with an adapter whose engine computes adapters in 16 bits only (vLLM) is
+bfloat16 if it is stored in float32.
 
 The flow resolves the models of a stage before it forms the stage key, so a key holds a dtype, and the machine that
 computes the stage resolves nothing.
@@ -15,13 +16,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from components.errors import ResourceError
 from components.json_text import read_json
 from components.models.files import Weights
-from components.models.spec import LocalModelSpec, StoredDtype
+from components.models.spec import LocalModelSpec, ModelSpec, StoredDtype
 from components.models.weights import folder, pick_device
 from components.specs import Spec
 
@@ -37,30 +39,36 @@ _FLOATS: dict[str, StoredDtype] = {"BF16": "bfloat16", "F16": "float16", "F32": 
 T = TypeVar("T")
 
 
-def resolve(value: T, hardware: Hardware, cache: Path) -> T:
+def resolve(value: T, hardware: Hardware, cache: Path, *, short_adapters: bool = False) -> T:
     """Return a spec or plain data with a dtype in place of each `auto` of a model in it.
 
-    cache: folder of prepared weights. Raises ResourceError if the hardware or the stored dtype is unknown."""
+    cache: folder of prepared weights. short_adapters: True if the engine computes the adapters of trained models in 16
+    bits only on a GPU. Raises ResourceError if the hardware or the stored dtype is unknown."""
+    each = partial(resolve, hardware=hardware, cache=cache, short_adapters=short_adapters)
     if isinstance(value, LocalModelSpec):
-        return value.model_copy(update={"dtype": _dtype(value, hardware, cache)}) if value.dtype == "auto" else value
+        if value.dtype != "auto":
+            return value
+        short = short_adapters and isinstance(value, ModelSpec) and value.lora is not None
+        return value.model_copy(update={"dtype": _dtype(value, hardware, cache, short)})
     if isinstance(value, Spec):
-        fields = {name: resolve(getattr(value, name), hardware, cache) for name in type(value).model_fields}
-        return value.model_copy(update=fields)
+        return value.model_copy(update={name: each(getattr(value, name)) for name in type(value).model_fields})
     if isinstance(value, Mapping):
-        return {name: resolve(item, hardware, cache) for name, item in value.items()}  # type: ignore[return-value]
+        return {name: each(item) for name, item in value.items()}  # type: ignore[return-value]
     if isinstance(value, list | tuple):
-        items = [resolve(item, hardware, cache) for item in value]
+        items = [each(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
-def _dtype(model: LocalModelSpec, hardware: Hardware, cache: Path) -> StoredDtype:
-    if model.source != "hub":
+def _dtype(model: LocalModelSpec, hardware: Hardware, cache: Path, short: bool) -> StoredDtype:
+    if model.source != "hub" and not short:
         return "float32"
     on_gpu, bfloat16 = _abilities(model, hardware)
     if not on_gpu and not bfloat16:
         return "float32"
-    stored = stored_dtype(model, cache)
+    stored = stored_dtype(model, cache) if model.source == "hub" else "float32"
+    if on_gpu and short and stored == "float32":
+        return "bfloat16"
     return stored if on_gpu or stored == "bfloat16" else "float32"
 
 

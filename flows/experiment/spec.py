@@ -177,7 +177,8 @@ class ExperimentSpec(Spec):
 
     def resolve_dtypes(self, part: Part, stage: str) -> Part:
         """Return a part of the experiment with the dtype of each model at the place of a stage in place of `auto`."""
-        return precision.resolve(part, self.compute.place(stage).hardware, Path(self.root) / CACHE)
+        hardware, short = self.compute.place(stage).hardware, self.inference.short_adapters
+        return precision.resolve(part, hardware, Path(self.root) / CACHE, short_adapters=short)
 
     def corrected_algorithm(self) -> AnyAlgorithmSpec:
         """Return the algorithm of the rounds. `algorithm.correction: auto` becomes `truncate` if the log-probabilities

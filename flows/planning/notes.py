@@ -26,7 +26,7 @@ def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
             f"r - {1 + spec.collect.overlap}; its tokens are at most {oldest} policy versions old when they are "
             "trained on"
         )
-    if spec.model.dtype == "auto" and spec.model.source == "hub":
+    if spec.model.dtype == "auto" and (spec.model.source == "hub" or spec.inference.short_adapters):
         dtypes = {stage: spec.resolve_dtypes(spec.model, stage).dtype for stage in PLACED}
         by_dtype = {dtype: [stage for stage in PLACED if dtypes[stage] == dtype] for dtype in dtypes.values()}
         values = (dtype if len(by_dtype) == 1 else f"{dtype} ({', '.join(by_dtype[dtype])})" for dtype in by_dtype)

@@ -146,9 +146,11 @@ def test_a_server_that_dies_is_started_again_and_given_its_adapter(start, connec
         server.check()
 
 
-def test_a_server_that_dies_at_its_start_is_shown_with_its_last_lines(start):
+def test_a_server_that_dies_at_its_start_is_shown_with_the_first_error_of_its_log(start):
     with pytest.raises(
-        ResourceError, match=r"ended at its start with exit code 1(.|\n)*no memory for the cache of keys"
+        ResourceError,
+        match=r"ended at its start with exit code 1\. Its log: .*/vllm\.log\. Its first error: ValueError: No available "
+        r"memory for the cache blocks\.\n  File .*api_server\.py\", line \d+, in load\nRemedy: .*inference\.gpu_memory",
     ):
         start(fault="dies")
     with pytest.raises(WaitTimeout, match=r"waited 0.5 s \(inference.start_timeout\)"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,9 @@ from components.errors import ResourceError
 from components.inference.engines.vllm import VllmSpec
 from components.inference.vllm.server import options
 from components.models.spec import LoraSpec
+from flows.stages.base import Warm
 from tests.deployment.tiny import TINY, write_adapter
+from tests.inference.fake import environment
 from tests.inference.test_vllm import seen
 from tests.models.families import write
 
@@ -34,6 +37,27 @@ def test_an_adapter_that_vllm_would_apply_in_part_is_refused(tmp_path):
         model = TINY.model_copy(update={"lora": LoraSpec(target_modules=names)})
         with pytest.raises(ResourceError, match=refused) if refused else contextlib.nullcontext():
             VllmSpec().check_model(model, tmp_path)
+
+
+def test_what_the_kernels_on_a_gpu_cannot_compute_is_refused_before_the_server_starts(start, base_dir, tmp_path):
+    on_gpu = environment(tmp_path / "gpu", on_gpu=True)
+    full, short = TINY.model_copy(update={"lora": None}), TINY.model_copy(update={"dtype": "bfloat16"})
+    cases = [
+        (TINY, {"python": on_gpu}, r"model\.dtype = float32: vLLM computes LoRA adapters on a GPU in 16 bits only"),
+        (full, {"python": on_gpu}, None),
+        (short, {"python": on_gpu}, None),
+        (TINY, {"python": environment(tmp_path / "cpu")}, None),
+        (TINY, {"urls": ["http://127.0.0.1:9/v1"], "arguments": {"tensor-parallel-size": 3}}, None),
+        (short, {"arguments": {"tensor_parallel_size": 2}}, None),
+        (short, {"arguments": {"tensor_parallel_size": 3}}, r"tensor-parallel-size = 3: the model has 4 .*of 1, 2, 4,"),
+    ]
+    for model, values, refused in cases:
+        with pytest.raises(ResourceError, match=refused) if refused else contextlib.nullcontext():
+            VllmSpec(**values).check_model(model, base_dir)
+    host = SimpleNamespace(cache=tmp_path / "models", warm=Warm(), on_wait=print)
+    with pytest.raises(ResourceError, match="16 bits only"):
+        VllmSpec(python=on_gpu).build(TINY, host)
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_server_of_experts_loads_them_joined(base_dir, tmp_path):

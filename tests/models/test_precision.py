@@ -15,7 +15,7 @@ from components.compute.process.spec import ProcessPlace
 from components.compute.sky.spec import SkyPlace
 from components.errors import ResourceError, SpecError
 from components.models import precision
-from components.models.spec import ModelSpec
+from components.models.spec import LoraSpec, ModelSpec
 from components.rewards.llm.spec import asked_by
 from components.specs import Target
 
@@ -68,6 +68,16 @@ def test_auto_is_the_stored_dtype_on_a_gpu_and_float32_on_a_cpu_without_bfloat16
     processor("avx2", cuda=True)
     model = ModelSpec(name=stored["bfloat16"], dtype="auto")
     assert precision.resolve(model, "this machine", tmp_path).dtype == "bfloat16"
+    assert precision.resolve(model, "this machine", tmp_path, short_adapters=True).dtype == "bfloat16"
+    for name, lora, expected in (
+        ("float32", LoraSpec(), "bfloat16"), ("float16", LoraSpec(), "float16"), ("float32", None, "float32")
+    ):  # fmt: skip
+        model = ModelSpec(name=stored[name], dtype="auto", lora=lora)
+        assert precision.resolve(model, "gpu", tmp_path, short_adapters=True).dtype == expected
+    for source in ("package", "random"):
+        model = ModelSpec(name="tiny", source=source, dtype="auto")
+        assert precision.resolve(model, "gpu", tmp_path, short_adapters=True).dtype == "bfloat16"
+        assert precision.resolve(model, "cpu", tmp_path, short_adapters=True).dtype == "float32"
     for source in ("package", "random"):
         model = ModelSpec(name="tiny", source=source, dtype="auto")
         assert precision.resolve(model, "gpu", tmp_path).dtype == "float32"

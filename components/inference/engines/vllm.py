@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 from components.errors import Problem, ResourceError
 from components.inference.engine_spec import EngineSpec, ServerEnvironment
 from components.inference.protocol import EngineHost, ModelEngine, ensure_usable
-from components.inference.vllm.launch import RANKS, VLLM_PYTHON, VLLM_VARIABLE
+from components.inference.vllm.launch import RANKS, VLLM_PYTHON, VLLM_VARIABLE, vllm_on_cpu
 from components.models.spec import ModelSpec
 from components.specs.marks import ENV_VARIABLE, PROGRAM, SERVER
 from components.specs.served import VARIABLE, check_address, key_of
@@ -107,7 +107,7 @@ class VllmSpec(EngineSpec):
     @property
     def interpreter(self) -> Path:
         """Return the Python interpreter of the environment with vLLM. Raises ResourceError if it does not exist."""
-        python = Path(self.python or os.environ.get(VLLM_VARIABLE) or VLLM_PYTHON).expanduser()
+        python = self._python
         if not python.is_file():
             raise ResourceError(
                 f"inference.python: vLLM's environment is not there ({python}). Run `make vllm` to install it, set "
@@ -115,6 +115,10 @@ class VllmSpec(EngineSpec):
                 "inference.urls=[http://127.0.0.1:8000/v1]"
             )
         return python
+
+    @property
+    def _python(self) -> Path:
+        return Path(self.python or os.environ.get(VLLM_VARIABLE) or VLLM_PYTHON).expanduser()
 
     def key(self) -> str:
         """Return the servers' API key; empty without one. Raises ResourceError if `key_variable` is not set."""
@@ -129,10 +133,18 @@ class VllmSpec(EngineSpec):
             _ = self.interpreter
 
     def check_model(self, model: ModelSpec, base_dir: Path) -> None:
-        from components.inference.vllm.adapters import check_layers
+        from components.inference.vllm.adapters import check_dtype, check_heads, check_layers
 
         if model.lora is not None:
             check_layers(base_dir, model.lora.target_modules)
+        if not self.urls:
+            check_heads(base_dir, self.arguments.get("tensor-parallel-size", 1))
+            if self._python.is_file() and not vllm_on_cpu(self._python):
+                check_dtype(model)
+
+    @property
+    def short_adapters(self) -> bool:
+        return True
 
     def for_rank(self, rank: int) -> VllmSpec:
         # The server needs the rank before the first adapter exists; stages that collect do not know it.
@@ -150,7 +162,9 @@ class VllmSpec(EngineSpec):
 
         def start() -> VllmServer:
             log = host.cache.parent / "logs" / f"vllm-{Path(model.name).name}.log"
-            return VllmServer(self, model, prepare(model, host.cache), log, host.on_wait)
+            base_dir = prepare(model, host.cache)
+            self.check_model(model, base_dir)
+            return VllmServer(self, model, base_dir, log, host.on_wait)
 
         return host.warm.get(f"vllm {json.dumps(recipe)}", recipe, start)
 

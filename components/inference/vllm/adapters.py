@@ -13,6 +13,7 @@ from typing import Any
 
 from components.errors import ResourceError
 from components.json_text import read_json
+from components.models.spec import ModelSpec
 from components.models.targets import ALL_LINEAR, names_of
 
 MIXED_FORMAT = "enable-mixed-moe-lora-format"
@@ -56,6 +57,27 @@ def check_layers(base_dir: Path, names: str | list[str]) -> None:
         f"model.lora.target_modules = {', '.join(names)}: vLLM 0.32 {problem}. Name other layers, such as "
         "[q_proj, o_proj], or set inference=embedded"
     )
+
+
+def check_heads(base_dir: Path, ranks: object) -> None:
+    """Raise ResourceError if the attention heads cannot be divided among `ranks` tensor-parallel ranks, as vLLM's
+    `ModelConfig.verify_with_parallel_config` demands."""
+    heads = _text_config(base_dir).get("num_attention_heads")
+    if isinstance(heads, int) and isinstance(ranks, int) and ranks > 0 and heads % ranks:
+        divisors = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+        raise ResourceError(
+            f"inference.arguments.tensor-parallel-size = {ranks}: the model has {heads} attention heads; expected one "
+            f"of {divisors}, or data-parallel-size={ranks} for as many copies of the model"
+        )
+
+
+def check_dtype(model: ModelSpec) -> None:
+    """Raise ResourceError for an adapter that vLLM's kernels on a GPU refuse: they assert 16 bits (`lora_shrink_op`)."""
+    if model.lora is not None and model.dtype == "float32":
+        raise ResourceError(
+            "model.dtype = float32: vLLM computes LoRA adapters on a GPU in 16 bits only; expected bfloat16, auto, or "
+            "inference=embedded for float32"
+        )
 
 
 def _text_config(base_dir: Path) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
 """A vLLM server process that the run starts, monitors, restarts after a crash, and stops.
 
 It runs in a separate Python environment (`make vllm`), listens on loopback only, and ends with its parent process, even
-if that is killed (`launch`). It is ready when `/health` responds. Its output goes to a log file, whose last lines are
-part of the error after a crash. A restarted server has the same address, so clients retry their requests
+if that is killed (`launch`). It is ready when `/health` responds. Its output goes to a log file, whose first error is
+part of the message after a crash (`start_errors`). A restarted server has the same address, so clients retry their requests
 (`components.json_client`); its adapters are lost, and `engine` loads them again.
 """
 
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from components.errors import ResourceError, WaitTimeout
 from components.inference.vllm.adapters import MIXED_FORMAT, has_experts
 from components.inference.vllm.launch import RANKS, flags, vllm_environment, vllm_on_cpu
+from components.inference.vllm.start_errors import explain
 from components.models.byte_level import byte_level_tokenizer
 from components.models.spec import ModelSpec
 
@@ -39,8 +40,6 @@ LAUNCH = Path(__file__).with_name("launch.py")
 NAME = "policy"
 """Served name of the base model."""
 HOST = "127.0.0.1"
-LAST_LINES = 12
-"""Number of log lines in the error after a crash."""
 GRACE = 8.0
 """Grace period in seconds before SIGKILL: slightly longer than that of `launch`."""
 
@@ -123,11 +122,11 @@ class VllmServer:
         self._say(f"vLLM starts on {self.url}, which takes a while; log: {self.log}")
         while not _healthy(self.port):
             if (code := self._process.poll()) is not None:
-                raise ResourceError(f"the vLLM server ended at its start {_exit_cause(code)}. {self.last_lines()}")
+                raise ResourceError(f"the vLLM server ended at its start {_exit_cause(code)}. {self.explained()}")
             if time.monotonic() - start > self.spec.start_timeout:
                 raise WaitTimeout(
                     f"waited {self.spec.start_timeout:g} s (inference.start_timeout) for the vLLM server to start. "
-                    f"{self.last_lines()}"
+                    f"{self.explained()}"
                 )
             if self._closing.wait(0.2):
                 return
@@ -139,7 +138,7 @@ class VllmServer:
             code = self._process.wait()
             if self._closing.is_set():
                 return
-            died = f"the vLLM server died {_exit_cause(code)}. {self.last_lines()}"
+            died = f"the vLLM server died {_exit_cause(code)}. {self.explained()}"
             logger.error("%s", died)
             _end(self._process)  # remaining processes of its session
             if self.starts > self.spec.restarts:
@@ -157,13 +156,11 @@ class VllmServer:
                 _end(self._process)
                 return
 
-    def last_lines(self) -> str:
-        """Return the last lines of the log since the last start."""
+    def explained(self) -> str:
+        """Return the path of the log, and its first error since the last start (`start_errors.explain`)."""
         with open(self.log, "rb") as log:
             log.seek(self._from)
-            lines = [line for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        shown = "\n".join(f"  {line[:300]}" for line in lines[-LAST_LINES:]) or "  (nothing)"
-        return f"The last lines of its log {self.log}:\n{shown}"
+            return f"Its log: {self.log}. {explain(log.read().decode('utf-8', 'replace'))}"
 
 
 def options(

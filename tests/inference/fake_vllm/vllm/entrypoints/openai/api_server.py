@@ -16,9 +16,9 @@ import math
 import os
 import random
 import socket
-import sys
 import threading
 import time
+import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -41,11 +41,24 @@ def eos_of(tokenizer_file):
     return token["content"] if isinstance(token, dict) else token
 
 
+def load():
+    raise ValueError("No available memory for the cache blocks.")
+
+
+def die():
+    """As the engine's process logs its error, and then the server's its own."""
+    try:
+        load()
+    except ValueError:
+        prefix = "(EngineCore pid=7) ERROR 11-27 22:57:49 [core.py:1330] "
+        print("".join(f"{prefix}{line}\n" for line in traceback.format_exc().splitlines()), flush=True)
+    raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+
 def main():
     given = options()
     if given.fault == "dies":
-        print("loading the weights", flush=True)
-        sys.exit("RuntimeError: no memory for the cache of keys and values")
+        return die()
     if given.fault == "hangs":
         time.sleep(60)
     from tokenizers import Tokenizer
