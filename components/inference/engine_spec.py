@@ -108,14 +108,22 @@ class EngineSpec(Spec):
         """Return the problem of an engine without token ids. use: what needs them."""
         return Problem("inference.name", f"{self.name}: returns no token ids, but {use}; expected another engine")
 
-    def for_rank(self, rank: int) -> EngineSpec:
-        """Return the spec of an engine that loads adapters of this rank."""
+    def sized(self, rank: int, requests: int) -> EngineSpec:
+        """Return the spec of an engine that loads adapters of this rank (0: none) and gets up to `requests` requests at
+        a time."""
         return self
+
+    def start(self, model: ModelSpec, host: EngineHost) -> None:
+        """Begin to start the engine's server in the background, if it has one, before a stage needs it."""
 
     def share(self, model: ModelSpec, host: EngineHost) -> EngineSpec:
         """Return the spec for another process on this machine, which uses the server of this process if there is
         one."""
         return self
+
+    def notes(self) -> Iterator[str]:
+        """Yield messages for the plan on how the engine generates."""
+        yield from ()
 
     def problems(self, *, rounds: int, lora_rank: int, min_p: float, top_p: float, overlap: int) -> Iterator[Problem]:
         """Yield the problems of the engine with the rest of an experiment.

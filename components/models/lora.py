@@ -35,9 +35,9 @@ _OTHER_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 """Initializations that modify the base weights, so that the adapter does not fit the weights on disk."""
 
 
-def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def merged_tensors(base_dir: Path, adapter_dir: Path, *, float32: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, merged weight) for each base weight that the adapter changes, under the names of the base's files:
-    float32 sums in the base dtype.
+    float32 sums in the base dtype, or unrounded (`float32`).
 
     Raises ArtifactError for an adapter that is not plain LoRA or does not fit the base model.
     """
@@ -81,7 +81,7 @@ def merged_tensors(base_dir: Path, adapter_dir: Path) -> Iterator[tuple[str, tor
             for stored, (merged, dtype) in sums.items():
                 if not all(map(math.isfinite, torch.stack(merged.aminmax()).tolist())):  # one pass; NaN propagates
                     raise ArtifactError(f"{adapter_dir} is damaged: with it {stored} has values that are not finite")
-                yield stored, merged.to(dtype)
+                yield stored, merged if float32 else merged.to(dtype)
 
 
 def _parameter(model: Any, parameters: dict[str, list[str]], path: str, adapter_dir: Path) -> tuple[str, Any]:

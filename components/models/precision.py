@@ -3,8 +3,8 @@
 On a GPU a model computes in the dtype in which its weights are stored, which its `config.json` states,
 or else their files if they are on this machine. A CPU computes
 in float32; in bfloat16 if the weights are stored in it and the processor has instructions for it. Packaged and random
-weights are stored in float32. On a GPU, a model with an adapter whose engine computes adapters in 16 bits only (vLLM) is
-bfloat16 if it is stored in float32.
+weights are stored in float32. On a GPU, a model with an adapter whose engine computes adapters in 16 bits only (vLLM)
+is bfloat16 if it is stored in float32.
 
 The flow resolves the models of a stage before it forms the stage key, so a key holds a dtype, and the machine that
 computes the stage resolves nothing.

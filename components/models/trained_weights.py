@@ -47,14 +47,14 @@ def role_folders(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir()) if (path / "adapter_config.json").is_file()}
 
 
-def changed_tensors(base_dir: Path, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, weight) for each changed weight: adapters are merged with float32 sums, in the dtype of the base;
-    full weights are unmodified.
+def changed_tensors(base_dir: Path, folder: Path, *, float32: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, weight) for each changed weight: adapters are merged with float32 sums, in the dtype of the base or
+    unrounded (`float32`); full weights are unmodified.
 
     Raises ArtifactError for an adapter that is not plain LoRA, and for weights that do not fit the base model.
     """
     if not is_whole(folder):
-        yield from lora.merged_tensors(base_dir, folder)
+        yield from lora.merged_tensors(base_dir, folder, float32=float32)
         return
     base_shapes = shapes(base_dir)
     with Weights(folder) as weights:

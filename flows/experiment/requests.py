@@ -49,9 +49,10 @@ class Requests:
         self.tasks = tasks
         """Tasks that the flow generated, which the stages that play episodes read; None: the environment has its
         own."""
+        concurrency = max(spec.collect.concurrency * (1 + spec.collect.overlap), spec.evaluate.concurrency)
         lora = spec.model.lora
-        self.inference = spec.inference if lora is None else spec.inference.for_rank(lora.rank)
-        """Engine, prepared for the rank of the adapter."""
+        self.inference = spec.inference.sized(0 if lora is None else lora.rank, concurrency)
+        """Engine, prepared for the rank of the adapter and the number of concurrent episodes."""
         self._algorithm = spec.corrected_algorithm()
 
     def certify(self, *, scenarios: int = 4, samples: int = 1) -> Request:

@@ -31,6 +31,7 @@ def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
         by_dtype = {dtype: [stage for stage in PLACED if dtypes[stage] == dtype] for dtype in dtypes.values()}
         values = (dtype if len(by_dtype) == 1 else f"{dtype} ({', '.join(by_dtype[dtype])})" for dtype in by_dtype)
         yield f"model.dtype=auto resolves to {' and '.join(values)}"
+    yield from spec.inference.notes()
     if spec.rounds and (reason := spec.truncation_reason()) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"
 

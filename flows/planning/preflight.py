@@ -62,10 +62,13 @@ QUESTION = [{"role": "user", "content": "Are you ready? Answer with the word yes
 
 def check(spec: ExperimentSpec, context: Context, start: StartingPoint) -> None:
     """Raise the error that the run would end with: ResourceError, EngineError or JudgeError of a server that does not
-    answer, EnvironmentFailed for a solver and JudgeError for a reward that fails on each scenario."""
+    answer, EnvironmentFailed for a solver and JudgeError for a reward that fails on each scenario. Begin to start the
+    server of an engine that pending stages on this machine use."""
+    pending = list(_pending(spec, context, start))
+    _start_engine((request for request in pending if not spec.compute.place(request.stage).remote), context)
     requests = [
         request
-        for request in _pending(spec, context, start)
+        for request in pending
         if not spec.compute.place(request.stage).concurrent  # it runs in this process
     ]
     parts = [stage_and_spec(request)[1] for request in requests]
@@ -124,6 +127,15 @@ def _engines(parts: Sequence[StageSpec]) -> Iterator[tuple[ModelSpec, InferenceS
             if inference.is_external and inference not in asked:
                 asked.append(inference)
                 yield part.model, inference, part.agent.max_tokens
+
+
+def _start_engine(requests: Iterable[Request], context: Context) -> None:
+    """Begin to start the server of the first stage that generates with the policy."""
+    for request in requests:
+        part = stage_and_spec(request)[1]
+        if isinstance(part, CollectStage | EvaluateStage) and part.actor not in ("solver", "random", "teacher"):
+            part.inference.start(part.model, context)
+            return
 
 
 def _ask_engine(model: ModelSpec, inference: InferenceSpec, max_tokens: int, context: Context) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from components.trajectories.store import read_trajectories
 from flows.experiment.compose import check
+from flows.planning.notes import resolved_values
 from flows.stages.base import Request
 from flows.stages.execute import request_key, run_stage
 from flows.stages.servers import with_server_urls
@@ -55,12 +56,20 @@ def test_stages_of_a_run_share_one_server(context, inference):
 COMMAND = ("+experiment=smoke", "inference=vllm")
 MISTAKES = {
     ("inference.max_lora_rank=1",): "inference.max_lora_rank: 1: less than model.lora.rank=",
-    ("inference.sleep=true", "collect.overlap=1"): "inference.sleep: true",
+    ("inference.sleep=1", "collect.overlap=1"): "inference.sleep: 1",
+    ("inference.sleep=true",): "inference.sleep",
     ("collect.overlap=4",): "inference.max_loras: 2: collect.overlap=4 samples with 4 policies at a time",
     ("collect.min_p=0.1", "collect.top_p=0.9"): "collect.min_p: 0.1: vLLM applies it before",
     (
         "inference.key_variable=MINE",
     ): "inference.key_variable: MINE: the server that the run starts itself has no API key",
+    ("inference.quantization=fp8",): "inference.quantization: fp8: training needs the log-probabilities",
+    ("+inference.arguments.kv-cache-dtype=fp8",): "inference.arguments.kv-cache-dtype: fp8: training needs",
+    (
+        "inference.speculative={method: ngram, rejection_sample_method: synthetic}",
+    ): "rejection_sample_method: synthetic",
+    ("inference.speculative={method: ngram}", "collect.min_p=0.1"): "collect.min_p: 0.1: vLLM ignores it",
+    ("inference.prefix_caching=true", "inference.urls=[http://a/v1]"): "inference.prefix_caching: set, but",
     ("model.lora=null",): "model.lora: null: the server of inference=vllm loads adapters",
     ("inference.urls=[there]",): "inference.urls",
     ("+inference.arguments.port=3",): "port is set by the run",
@@ -71,3 +80,7 @@ def test_what_a_vllm_server_cannot_do_is_said_before_the_run():
     cases = [(overrides, re.escape(words)) for overrides, words in MISTAKES.items()]
     assert wrong_refusals(cases, lambda overrides: check([*COMMAND, *overrides])) == []
     check(COMMAND)
+    spec = check([*COMMAND, "inference.speculative={method: ngram}", "inference.sleep=2"])[0]
+    notes = list(resolved_values(spec))
+    assert {"inference.speculative", "inference.sleep=2"} <= {note.partition(":")[0] for note in notes}
+    check([*COMMAND, "inference.quantization=fp8", "rounds=0"])

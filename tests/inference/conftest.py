@@ -95,8 +95,9 @@ def start(python, base_dir, tmp_path):
         from components.inference.vllm.server import VllmServer
 
         fault = {"arguments": {"fault": values.pop("fault")}} if "fault" in values else {}
-        spec = VllmSpec(**{"python": python, "start_timeout": 20, "retry_for": 10, **fault, **values})
-        instances.append(VllmServer(spec, TINY, model_dir, tmp_path / "logs" / "vllm.log"))
+        spec = VllmSpec(**{"python": python, "start_timeout": 20, "retry_for": 10, "prove": False, **fault, **values})
+        instances.append(VllmServer(spec, TINY, model_dir, tmp_path / "logs" / "vllm.log", tmp_path / "compiled"))
+        instances[-1].wait()
         return instances[-1]
 
     yield make
@@ -115,7 +116,8 @@ def connect(base_dir):
         spec = servers[0].spec.model_copy(update=values)
         urls = [server.url for server in servers]
         watch = {"watch": servers[0].check} if ours else {}
-        instances.append(VllmEngine(spec, base_dir, max_length=TINY.max_length, urls=urls, ours=ours, **watch))
+        sizes = {"max_length": TINY.max_length, "dtype": TINY.dtype}
+        instances.append(VllmEngine(spec, base_dir, urls=urls, ours=ours, **sizes, **watch))
         instances[-1].check()
         return instances[-1]
 

@@ -22,7 +22,8 @@ from components.errors import ContextOverflow, ResourceError, StalePolicy, WaitT
 from components.inference.engines.vllm import VllmSpec
 from components.inference.protocol import ChatRequest, LogitChange, Sampling
 from components.inference.vllm.engine import Router, VllmEngine
-from components.inference.vllm.server import VllmServer, environment, options
+from components.inference.vllm.memory import share_of
+from components.inference.vllm.server import VllmServer, capture_size, environment, options
 from tests.deployment.tiny import TINY, write_adapter
 
 HELLO = ChatRequest([{"role": "user", "content": "hello"}], sampling=Sampling(0.5, 0.9, 4, 64, 0.05), seed=2**63 + 7)
@@ -149,8 +150,9 @@ def test_a_server_that_dies_is_started_again_and_given_its_adapter(start, connec
 def test_a_server_that_dies_at_its_start_is_shown_with_the_first_error_of_its_log(start):
     with pytest.raises(
         ResourceError,
-        match=r"ended at its start with exit code 1\. Its log: .*/vllm\.log\. Its first error: ValueError: No available "
-        r"memory for the cache blocks\.\n  File .*api_server\.py\", line \d+, in load\nRemedy: .*inference\.gpu_memory",
+        match=r"ended at its start with exit code 1\. Its log: .*/vllm\.log\. Its first error: ValueError: No "
+        r"available memory for the cache blocks\.\n  File .*api_server\.py\", line \d+, in load\n"
+        r"Remedy: .*inference\.gpu_memory",
     ):
         start(fault="dies")
     with pytest.raises(WaitTimeout, match=r"waited 0.5 s \(inference.start_timeout\)"):
@@ -173,7 +175,9 @@ from components.inference.engines.vllm import VllmSpec
 from components.inference.vllm.server import VllmServer
 from components.models.spec import ModelSpec
 model, python, log = sys.argv[1:]
-server = VllmServer(VllmSpec(python=python), ModelSpec(name="tiny", source="random"), Path(model), Path(log))
+spec, log = VllmSpec(python=python), Path(log)
+server = VllmServer(spec, ModelSpec(name="tiny", source="random"), Path(model), log, log.with_name("compiled"))
+server.wait()
 print(server.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -271,14 +275,27 @@ def test_the_server_is_started_for_the_model(base_dir):
     ):
         assert values[values.index(f"--{name}") + 1] == value
     assert {"--enforce-eager", "--enable-lora", "--disable-log-stats"} <= set(values)
-    assert "--gpu-memory-utilization" in options(spec, TINY, base_dir, 8123, on_cpu=False)
-    assert environment(spec, on_cpu=True)["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    on_gpu = VllmSpec(max_batch=65, prefix_caching=False, quantization="fp8", speculative={"method": "ngram"}, sleep=2)
+    values = options(on_gpu, TINY, base_dir, 8123, on_cpu=False)
+    for name, value in (
+        ("gpu-memory-utilization", "0.5"),
+        ("max-cudagraph-capture-size", "72"),
+        ("quantization", "fp8"),
+        ("speculative-config", '{"method": "ngram"}'),
+    ):
+        assert values[values.index(f"--{name}") + 1] == value
+    assert {"--no-enable-prefix-caching", "--enable-sleep-mode"} <= set(values)
+    assert [capture_size(requests) for requests in (1, 3, 5, 64, 257)] == [1, 4, 8, 64, 272]
+    assert share_of(60 * 2**30, 80 * 2**30, sleeps=False) == 0.37
+    assert share_of(60 * 2**30, 80 * 2**30, sleeps=True) == 0.67
+    assert environment(on_gpu, False, base_dir)["VLLM_CACHE_ROOT"] == str(base_dir)
+    assert environment(spec, True, base_dir)["VLLM_CPU_KVCACHE_SPACE"] == "2"
     with pytest.raises(ValueError, match="host is set by the run"):
         VllmSpec(arguments={"host": "0.0.0.0"})
 
 
 def test_between_stages_the_servers_sleep(start, connect, adapter_dir):
-    server = start(sleep=True)
+    server = start(sleep=1)
     engine = connect(server)
     assert "policy/7" in ask(engine).message["content"]
     engine.release()
@@ -292,4 +309,4 @@ def test_between_stages_the_servers_sleep(start, connect, adapter_dir):
 
 def test_a_server_that_cannot_sleep_says_what_it_needs(start, connect):
     with pytest.raises(ResourceError, match=r"inference.sleep: .*VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"):
-        connect(start(), ours=False, sleep=True)
+        connect(start(), ours=False, sleep=1)

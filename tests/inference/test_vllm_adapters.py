@@ -41,6 +41,8 @@ def test_an_adapter_that_vllm_would_apply_in_part_is_refused(tmp_path):
 
 def test_what_the_kernels_on_a_gpu_cannot_compute_is_refused_before_the_server_starts(start, base_dir, tmp_path):
     on_gpu = environment(tmp_path / "gpu", on_gpu=True)
+    old = environment(tmp_path / "old", on_gpu=True)
+    (tmp_path / "old" / "lib" / "python3.12" / "site-packages" / "vllm-0.26.0.dist-info").mkdir(parents=True)
     full, short = TINY.model_copy(update={"lora": None}), TINY.model_copy(update={"dtype": "bfloat16"})
     cases = [
         (TINY, {"python": on_gpu}, r"model\.dtype = float32: vLLM computes LoRA adapters on a GPU in 16 bits only"),
@@ -48,6 +50,8 @@ def test_what_the_kernels_on_a_gpu_cannot_compute_is_refused_before_the_server_s
         (short, {"python": on_gpu}, None),
         (TINY, {"python": environment(tmp_path / "cpu")}, None),
         (TINY, {"urls": ["http://127.0.0.1:9/v1"], "arguments": {"tensor-parallel-size": 3}}, None),
+        (short, {"python": old, "sleep": 2}, r"inference\.sleep = 2: vLLM 0\.26 cannot read weights again"),
+        (full, {"python": old, "sleep": 2}, None),
         (short, {"arguments": {"tensor_parallel_size": 2}}, None),
         (short, {"arguments": {"tensor_parallel_size": 3}}, r"tensor-parallel-size = 3: the model has 4 .*of 1, 2, 4,"),
     ]

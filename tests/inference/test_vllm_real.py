@@ -50,7 +50,9 @@ def server(folder, tmp_path_factory):
         return
     spec = VllmSpec(python=os.environ.get("VLLM_PYTHON"), max_lora_rank=RANK, start_timeout=3000)
     began = time.monotonic()
-    running = VllmServer(spec, MODEL, folder[0], tmp_path_factory.mktemp("logs") / "vllm.log")
+    logs = tmp_path_factory.mktemp("logs")
+    running = VllmServer(spec, MODEL, folder[0], logs / "vllm.log", logs / "compiled")
+    running.wait()
     print(f"\nserver up after {time.monotonic() - began:.0f} s")
     yield running.url, running
     running.close()
@@ -58,7 +60,7 @@ def server(folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def vllm(server, folder):
-    engine = VllmEngine(VllmSpec(), folder[0], max_length=MODEL.max_length, urls=[server[0]])
+    engine = VllmEngine(VllmSpec(), folder[0], max_length=MODEL.max_length, dtype=MODEL.dtype, urls=[server[0]])
     engine.check()
     yield engine
     engine.close()

@@ -61,9 +61,7 @@ def written(process: str, text: str) -> str:
 
 def alternating(*texts: str) -> str:
     """Lines of several processes in turn."""
-    return "".join(
-        "".join(lines) for lines in zip(*(text.splitlines(keepends=True) for text in texts), strict=True)
-    )
+    return "".join("".join(lines) for lines in zip(*(text.splitlines(keepends=True) for text in texts), strict=True))
 
 
 START = "(APIServer pid=4) INFO 11-27 22:57:40 [api_server.py:580] vLLM API server version 0.26.0\n"

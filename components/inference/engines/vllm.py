@@ -7,17 +7,19 @@ The run has one server for each model. It is started for the first stage that ne
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from components.errors import Problem, ResourceError
+from components.errors import EspalierError, Problem, ResourceError
 from components.inference.engine_spec import EngineSpec, ServerEnvironment
 from components.inference.protocol import EngineHost, ModelEngine, ensure_usable
-from components.inference.vllm.launch import RANKS, VLLM_PYTHON, VLLM_VARIABLE, vllm_on_cpu
+from components.inference.vllm.launch import RANKS, VLLM_PYTHON, VLLM_VARIABLE, vllm_on_cpu, vllm_version
 from components.models.spec import ModelSpec
 from components.specs.marks import ENV_VARIABLE, PROGRAM, SERVER
 from components.specs.served import VARIABLE, check_address, key_of
@@ -25,12 +27,23 @@ from components.specs.served import VARIABLE, check_address, key_of
 if TYPE_CHECKING:
     from components.inference.vllm.server import VllmServer
 
-SERVER_FIELDS = ("python", "port", "max_lora_rank", "max_loras", "gpu_memory", "cpu_cache_gb", "sleep", "arguments")
+logger = logging.getLogger(__name__)
+
+SERVER_FIELDS = (
+    "python", "port", "max_lora_rank", "max_loras", "max_batch", "gpu_memory", "cpu_cache_gb", "sleep",
+    "prefix_caching", "quantization", "speculative", "arguments",
+)  # fmt: skip
 """Fields that identify a server of the run."""
+DISCARDS = (0, 32)
+"""First version whose `reload_weights` knows the layers of adapters."""
+EXACT_RULES = ("standard", "block")
+"""Values of `rejection_sample_method` that keep the distribution of the policy."""
 OURS = {
     "host", "port", "model", "served-model-name", "dtype", "max-model-len", "enable-lora", "max-lora-rank", "max-loras",
     "logprobs-mode", "generation-config", "trust-remote-code", "api-key", "enable-sleep-mode",
     "enable-mixed-moe-lora-format", "structured-outputs-config", "structured-outputs-config.backend", "tokenizer",
+    "max-cudagraph-capture-size", "gpu-memory-utilization", "quantization", "speculative-config",
+    "enable-prefix-caching", "no-enable-prefix-caching",
 }  # fmt: skip
 """Server options that the run sets from the rest of the configuration, or that are not allowed."""
 
@@ -55,13 +68,30 @@ class VllmSpec(EngineSpec):
     """Maximum adapter rank that the server accepts; null: the rank of model.lora."""
     max_loras: int = Field(2, ge=1)
     """Maximum number of adapters per batch; requests to further adapters wait."""
-    gpu_memory: float = Field(0.5, gt=0, le=1)
-    """Share of the GPU memory that the server reserves; the trainer has the remainder."""
+    max_batch: int | None = Field(None, ge=1)
+    """Largest number of concurrent requests, for which a server on a GPU captures CUDA graphs; larger batches run
+    without. null: what `collect.concurrency`, `collect.overlap` and `evaluate.concurrency` allow."""
+    gpu_memory: float | None = Field(None, gt=0, le=1)
+    """Share of the GPU memory that the server reserves; the trainer has the remainder. null: half of the memory that is
+    free at its start, or nine tenths with `sleep`."""
     cpu_cache_gb: int = Field(2, ge=1)
     """Size of the KV cache in GB on a CPU."""
-    sleep: bool = False
-    """Sleep mode between stages: the server's weights move to CPU memory and its KV cache is dropped, so that the
-    trainer has the whole GPU. Only on a GPU."""
+    sleep: int = Field(0, ge=0, le=2)
+    """Sleep between stages, so that the trainer has the whole GPU. 0: none. 1: the server's weights move to CPU memory
+    and its KV cache is dropped. 2: its weights are dropped too and read again from disk, which takes longer; adapters
+    need vLLM 0.32. Only on a GPU."""
+    prove: bool = True
+    """After each adapter load and each sleep, compare the server's log-probabilities of known tokens with transformers
+    in float32 on the CPU: mean difference at most 1e-4 nats in float32, 0.05 in bfloat16 and float16."""
+    prefix_caching: bool | None = None
+    """Reuse the keys and values of equal prompt beginnings; null: vLLM's default for the model."""
+    quantization: str | None = Field(None, min_length=1)
+    """Number format of the served weights, such as `fp8`; null: that of the model. Its log-probabilities are not those
+    of the trained weights, so it is for evaluation only (`rounds=0`)."""
+    speculative: dict[str, str | int | float | bool] | None = None
+    """Speculative decoding, as `--speculative-config` of vLLM: `{method: ngram, num_speculative_tokens: 4}`. Rejection
+    sampling keeps the policy's distribution, and log-probabilities are those of the policy; other rules of acceptance
+    are for evaluation only (`rounds=0`)."""
     arguments: Annotated[dict[str, str | int | float | bool], PROGRAM] = {}
     """Additional server options, such as `{tensor-parallel-size: 2}`. true is an option without a value."""
     start_timeout: float = Field(900.0, gt=0)
@@ -141,44 +171,99 @@ class VllmSpec(EngineSpec):
             check_heads(base_dir, self.arguments.get("tensor-parallel-size", 1))
             if self._python.is_file() and not vllm_on_cpu(self._python):
                 check_dtype(model)
+            if self.sleep == 2 and model.lora is not None and (version := vllm_version(self._python)) < DISCARDS:
+                raise ResourceError(
+                    f"inference.sleep = 2: vLLM {'.'.join(map(str, version))} cannot read weights again beside "
+                    "adapters; expected 1, or vLLM 0.32"
+                )
 
     @property
     def short_adapters(self) -> bool:
         return True
 
-    def for_rank(self, rank: int) -> VllmSpec:
+    def sized(self, rank: int, requests: int) -> VllmSpec:
         # The server needs the rank before the first adapter exists; stages that collect do not know it.
-        return self.model_copy(update={"max_lora_rank": self.max_lora_rank or rank})
+        rank = rank or 1
+        sizes = {"max_lora_rank": self.max_lora_rank or rank, "max_batch": self.max_batch or requests}
+        return self.model_copy(update=sizes)
 
     def share(self, model: ModelSpec, host: EngineHost) -> VllmSpec:
         return self if self.urls else self.model_copy(update={"urls": [self.server(model, host).url]})
 
+    def start(self, model: ModelSpec, host: EngineHost) -> None:
+        if not self.urls:
+            threading.Thread(target=self._start, args=(model, host), name="start of vLLM", daemon=True).start()
+
     def server(self, model: ModelSpec, host: EngineHost) -> VllmServer:
-        """Return the run's server of this model; start it if it is not running. Raises the errors of `VllmServer`."""
+        """Return the run's server of this model when it is ready; start it if it is not running. Raises the errors of
+        `VllmServer.wait`."""
+        server = self._launched(model, host)
+        server.wait()
+        return server
+
+    def _start(self, model: ModelSpec, host: EngineHost) -> None:
+        try:
+            self._launched(model, host)
+        except EspalierError as error:  # the first stage that needs the server raises it
+            logger.info("vLLM does not start: %s", error)
+
+    def _launched(self, model: ModelSpec, host: EngineHost) -> VllmServer:
+        """Return the run's server of this model, which may not be ready yet."""
         from components.inference.vllm.server import VllmServer
         from components.models.weights import prepare
 
         recipe = [model.base().model_dump(), model.content(), self.model_dump(mode="json", include=set(SERVER_FIELDS))]
 
-        def start() -> VllmServer:
-            log = host.cache.parent / "logs" / f"vllm-{Path(model.name).name}.log"
+        def launch() -> VllmServer:
+            root = host.cache.parent
             base_dir = prepare(model, host.cache)
             self.check_model(model, base_dir)
-            return VllmServer(self, model, base_dir, log, host.on_wait)
+            log = root / "logs" / f"vllm-{Path(model.name).name}.log"
+            return VllmServer(self, model, base_dir, log, root / "compiled" / "vllm", host.on_wait)
 
-        return host.warm.get(f"vllm {json.dumps(recipe)}", recipe, start)
+        return host.warm.get(f"vllm {json.dumps(recipe)}", recipe, launch)
 
     def build(self, model: ModelSpec, host: EngineHost) -> ModelEngine:
         from components.inference.vllm.engine import VllmEngine
         from components.models.weights import prepare
 
         base_dir = prepare(model, host.cache)
-        if self.urls:
-            return ensure_usable(VllmEngine(self, base_dir, max_length=model.max_length, urls=self.urls))
-        server = self.server(model, host)
+        server = None if self.urls else self.server(model, host)
         return ensure_usable(
-            VllmEngine(self, base_dir, max_length=model.max_length, urls=[server.url], ours=True, watch=server.check)
+            VllmEngine(
+                self,
+                base_dir,
+                max_length=model.max_length,
+                dtype=model.dtype,
+                urls=self.urls if server is None else [server.url],
+                ours=server is not None,
+                watch=(lambda: None) if server is None else server.check,
+            )
         )
+
+    @property
+    def _inexact(self) -> dict[str, Any]:
+        """Settings with which log-probabilities are not those of the policy, by their path below `inference`."""
+        rule = (self.speculative or {}).get("rejection_sample_method", "standard")
+        cache = self.arguments.get("kv-cache-dtype", "auto")
+        values = {
+            "quantization": self.quantization,
+            "speculative.rejection_sample_method": rule if rule not in EXACT_RULES else None,
+            "arguments.kv-cache-dtype": cache if cache != "auto" else None,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def notes(self) -> Iterator[str]:
+        if self.quantization is not None:
+            yield f"inference.quantization={self.quantization}: episodes are those of the policy in this number format"
+        if self.speculative is not None:
+            yield "inference.speculative: vLLM drafts tokens, and accepts them so that the policy's distribution stays"
+        if self.prefix_caching is not None:
+            state = "reused" if self.prefix_caching else "computed for each request"
+            yield f"inference.prefix_caching={self.prefix_caching}: equal prompt beginnings are {state}"
+        if self.sleep:
+            state = "move to CPU memory" if self.sleep == 1 else "are dropped and read again"
+            yield f"inference.sleep={self.sleep}: between stages the weights of vLLM {state}"
 
     def problems(self, *, rounds: int, lora_rank: int, min_p: float, top_p: float, overlap: int) -> Iterator[Problem]:
         if self.max_lora_rank is not None and lora_rank > self.max_lora_rank:
@@ -198,7 +283,8 @@ class VllmSpec(EngineSpec):
             )
         if self.sleep and overlap:
             yield Problem(
-                "inference.sleep", "true: with collect.overlap the server generates during training; expected false"
+                "inference.sleep",
+                f"{self.sleep}: with collect.overlap the server generates while a round trains; expected 0",
             )
         if lora_rank and not self.urls and overlap > self.max_loras:
             yield Problem(
@@ -206,6 +292,18 @@ class VllmSpec(EngineSpec):
                 f"{self.max_loras}: collect.overlap={overlap} samples with {overlap} policies at a time, and requests "
                 f"to further adapters wait; expected at least {overlap}",
             )
+        for name, value in self._inexact.items():
+            if rounds:
+                yield Problem(
+                    f"inference.{name}",
+                    f"{value}: training needs the log-probabilities of the trained weights, which such a server does "
+                    "not give; expected null, or rounds=0 for an evaluation",
+                )
+        if self.speculative is not None and min_p > 0 and rounds:
+            yield Problem("collect.min_p", f"{min_p:g}: vLLM ignores it with inference.speculative; expected 0")
+        for name in ("quantization", "speculative", "prefix_caching"):
+            if getattr(self, name) is not None and self.urls:
+                yield Problem(f"inference.{name}", "set, but inference.urls are running servers; expected null")
         if self.key_variable and not self.urls:
             yield Problem(
                 "inference.key_variable",

@@ -109,7 +109,9 @@ class Batch:
 
     def release(self) -> None:
         """Free the cache; it is allocated again on use."""
-        self.cache = self._new_cache()
+        self._cache: Any = None
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.empty_cache()  # for other processes
         self._held: list[list[int]] = [[] for _ in range(self.slots)]
         """Tokens whose keys and values are in each slot."""
         self._used = [0] * self.slots
@@ -120,6 +122,13 @@ class Batch:
         self._partitioned_at = 0
         """Cached tokens of the first of them then."""
         self._sharing: Sharing | None = None
+
+    @property
+    def cache(self) -> Any:
+        """Keys and values of the slots."""
+        if self._cache is None:
+            self._cache = self._new_cache()
+        return self._cache
 
     def _new_cache(self) -> Any:
         return KVSlots(self.model.config.get_text_config(), self.slots, self.max_length, self.model.dtype, self.device)

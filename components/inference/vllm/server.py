@@ -1,14 +1,16 @@
 """A vLLM server process that the run starts, monitors, restarts after a crash, and stops.
 
 It runs in a separate Python environment (`make vllm`), listens on loopback only, and ends with its parent process, even
-if that is killed (`launch`). It is ready when `/health` responds. Its output goes to a log file, whose first error is
-part of the message after a crash (`start_errors`). A restarted server has the same address, so clients retry their requests
-(`components.json_client`); its adapters are lost, and `engine` loads them again.
+if that is killed (`launch`). It starts in the background, and is ready when `/health` responds. Its output goes to a
+log file, whose first error is part of the message after a crash (`start_errors`). A restarted server has the same
+address, so clients retry their requests (`components.json_client`); its adapters are lost, and `engine` loads them
+again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from components.errors import ResourceError, WaitTimeout
 from components.inference.vllm.adapters import MIXED_FORMAT, has_experts
 from components.inference.vllm.launch import RANKS, flags, vllm_environment, vllm_on_cpu
+from components.inference.vllm.memory import free_share
 from components.inference.vllm.start_errors import explain
 from components.models.byte_level import byte_level_tokenizer
 from components.models.spec import ModelSpec
@@ -45,11 +48,11 @@ GRACE = 8.0
 
 
 class VllmServer:
-    """A running vLLM server. Raises ResourceError if the port is in use, vLLM is not installed, or the server exits
-    during startup; WaitTimeout if it is not ready within `start_timeout`.
+    """A vLLM server, which starts in the background. Raises ResourceError if the port is in use or vLLM is absent.
 
     base_dir: folder of the model. model: dtype, maximum length and LoRA settings. log: file for the server's output.
-    say: callback for messages about starts and restarts.
+    compiled: folder of kernels and graphs that later starts reuse. say: callback for messages about starts and
+    restarts.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class VllmServer:
         model: ModelSpec,
         base_dir: Path,
         log: Path,
+        compiled: Path,
         say: Callable[[str], object] = logger.info,
     ):
         self.spec = spec
@@ -68,19 +72,16 @@ class VllmServer:
         on_cpu = vllm_on_cpu(python)
         tokenizer = readable_tokenizer(base_dir, log.with_name(f"{log.stem}-tokenizer"))
         self._command = [str(python), str(LAUNCH), *options(spec, model, base_dir, self.port, on_cpu, tokenizer)]
-        self._environment = environment(spec, on_cpu)
+        self._environment = environment(spec, on_cpu, compiled)
         self.starts = 0
         self.dead: str | None = None
         """Reason why the server is not restarted any more; None while it runs."""
         self._closing = threading.Event()
+        self._started = threading.Event()
+        self._failure: ResourceError | WaitTimeout | None = None
+        """Error of the first start."""
         self._process = self._start()
-        try:
-            self._wait()
-        except BaseException:
-            self.close()
-            raise
-        self._watcher = threading.Thread(target=self._watch, name=f"watcher of vLLM {self.port}", daemon=True)
-        self._watcher.start()
+        threading.Thread(target=self._supervise, name=f"watcher of vLLM {self.port}", daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -90,6 +91,13 @@ class VllmServer:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def wait(self) -> None:
+        """Wait until the server is ready. Raises ResourceError if it exits during startup, WaitTimeout if it is not
+        ready within `start_timeout`."""
+        self._started.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Stop the server and all processes of its session."""
@@ -131,6 +139,18 @@ class VllmServer:
             if self._closing.wait(0.2):
                 return
         self._say(f"vLLM is up after {time.monotonic() - start:.0f} s")
+
+    def _supervise(self) -> None:
+        """Wait for the first start, then restart the server after crashes."""
+        try:
+            self._wait()
+        except (ResourceError, WaitTimeout) as error:
+            self._failure, self.dead = error, str(error)
+            _end(self._process)
+        finally:
+            self._started.set()
+        if self._failure is None:
+            self._watch()
 
     def _watch(self) -> None:
         """Restart the server after each crash, up to `restarts` times."""
@@ -188,16 +208,34 @@ def options(
     if on_cpu:
         values["enforce-eager"] = True
     else:
-        values["gpu-memory-utilization"] = spec.gpu_memory
+        share = spec.gpu_memory
+        values["gpu-memory-utilization"] = free_share(sleeps=spec.sleep > 0) if share is None else share
+        if spec.max_batch is not None:
+            values["max-cudagraph-capture-size"] = capture_size(spec.max_batch)
     if spec.sleep:
         values["enable-sleep-mode"] = True
+    if spec.prefix_caching is not None:
+        values["enable-prefix-caching" if spec.prefix_caching else "no-enable-prefix-caching"] = True
+    if spec.quantization is not None:
+        values["quantization"] = spec.quantization
+    if spec.speculative is not None:
+        values["speculative-config"] = json.dumps(spec.speculative)
     return flags(values | spec.arguments)
 
 
-def environment(spec: VllmSpec, on_cpu: bool) -> dict[str, str]:
-    """Return the environment variables of a started server."""
+def capture_size(requests: int) -> int:
+    """Return the largest batch of which vLLM captures a CUDA graph, so that one of `requests` runs as a graph. It
+    captures 1, 2, 4, multiples of 8 up to 256, and of 16 beyond."""
+    step = 16 if requests > 256 else 8
+    return next((size for size in (1, 2, 4) if size >= requests), -(-requests // step) * step)
+
+
+def environment(spec: VllmSpec, on_cpu: bool, compiled: Path) -> dict[str, str]:
+    """Return the environment variables of a started server. compiled: folder of compiled kernels and graphs."""
     return {
         **vllm_environment(),
+        "VLLM_CACHE_ROOT": str(compiled),  # with those of inductor
+        "TRITON_CACHE_DIR": str(compiled / "triton"),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         **({"VLLM_SERVER_DEV_MODE": "1"} if spec.sleep else {}),  # /sleep, /wake_up
         **({"VLLM_CPU_KVCACHE_SPACE": str(spec.cpu_cache_gb)} if on_cpu else {}),

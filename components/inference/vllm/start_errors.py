@@ -1,9 +1,9 @@
 """The first error of a vLLM server's log, with its remedy.
 
 A server runs in several processes, each of which logs its own traceback when another one fails: the last lines of the
-log only say that "engine core initialization failed". The cause is the first traceback of the process that failed, which
-stands above. Lines have the prefix `(PROCESS pid=N) LEVEL DATE TIME [FILE:LINE]`, parts of which are missing in version
-0.26 and in output that is not logged; lines of several workers alternate.
+log only say that "engine core initialization failed". The cause is the first traceback of the process that failed,
+which stands above. Lines have the prefix `(PROCESS pid=N) LEVEL DATE TIME [FILE:LINE]`, parts of which are missing in
+output that is not logged; lines of several workers alternate.
 """
 
 from __future__ import annotations

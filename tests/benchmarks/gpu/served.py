@@ -85,7 +85,7 @@ def vllm_spec(setup: Setup) -> Any:
 
     if setup.vllm_python is None:
         raise RuntimeError(machine.NO_VLLM)
-    options = {"sleep": True, "gpu_memory": GPU_MEMORY} if setup.device == "cuda" else {"cpu_cache_gb": 1}
+    options = {"sleep": 1, "gpu_memory": GPU_MEMORY} if setup.device == "cuda" else {"cpu_cache_gb": 1}
     return VllmSpec(python=setup.vllm_python, max_lora_rank=RANK, **options)  # type: ignore[arg-type]
 
 
@@ -96,13 +96,16 @@ def start_vllm(setup: Setup) -> Any:
 
     spec = vllm_spec(setup)
     if setup.server is None:
-        server = VllmServer(spec, setup.chat_model, setup.chat_dir, setup.folder / "vllm.log")
+        compiled = setup.folder / "compiled"
+        server = VllmServer(spec, setup.chat_model, setup.chat_dir, setup.folder / "vllm.log", compiled)
         setup.closing.callback(server.close)
+        server.wait()
         setup.server = server
     engine = VllmEngine(
         spec,
         setup.chat_dir,
         max_length=MAX_LENGTH,
+        dtype=setup.dtype,
         urls=[setup.server.url],
         ours=True,
         watch=setup.server.check,

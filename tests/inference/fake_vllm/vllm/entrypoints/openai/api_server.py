@@ -6,8 +6,10 @@ unless its client is slow.
 
 `--fault` says what is wrong with it: `dies` at its start, `hangs` there, `liar` answers for another model, `raw` gives
 log-probabilities before the cut and the grammar, `forgets` lists no adapters, `slow` takes a second for an answer,
-`stuck` ten minutes for one of the base model, `ignores` grammars as versions before 0.11 do, `breaks` the first stream
-after three tokens, `paused` waits before the third token of a stream until `POST /go`. `POST /die` ends it.
+`stale` computes the log-probabilities of a prompt with the first adapter, whichever is asked for, `discarded` with none
+after a sleep, `stuck` ten minutes for one of the base model, `ignores` grammars as versions before 0.11 do, `breaks`
+the first stream after three tokens, `paused` waits before the third token of a stream until `POST /go`. `POST /die`
+ends it.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import math
 import os
 import random
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -67,7 +70,7 @@ def main():
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     adapters, lock, seen = {}, threading.Lock(), []
     sleeps = given.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
-    asleep, go, broken = threading.Event(), threading.Event(), threading.Event()
+    asleep, slept, go, broken = (threading.Event() for _ in range(4))
 
     def constrained(grammar, body):
         """The tokens of an answer with a grammar and their log-probabilities, or the message of an error."""
@@ -125,8 +128,11 @@ def main():
                 return self.say({})
             with lock:
                 seen.append([self.path, body])
-            if self.path in ("/sleep?level=1", "/wake_up") and sleeps:
-                asleep.set() if "sleep" in self.path else asleep.clear()
+            if sleeps and self.path.partition("?")[0] in ("/sleep", "/wake_up", "/collective_rpc"):
+                if self.path.startswith("/sleep"):
+                    asleep.set(), slept.set()
+                elif self.path in ("/wake_up", "/wake_up?tags=kv_cache"):
+                    asleep.clear()
                 return self.say({})
             answer = {"/tokenize": self.tokenize, "/v1/completions": self.complete, "/v1/load_lora_adapter": self.load}
             answer.get(self.path, lambda body: self.refuse(404, "Not Found"))(body)
@@ -153,6 +159,8 @@ def main():
                 return self.refuse(400, "the engine sleeps")
             if model != given.served_model_name and model not in adapters:
                 return self.refuse(404, f"The model `{model}` does not exist.")
+            if "prompt_logprobs" in body:
+                return self.score(model, body["prompt"])
             if given.fault == "slow":
                 time.sleep(1.0)
             if given.fault == "stuck" and model == given.served_model_name:
@@ -173,6 +181,21 @@ def main():
             known = {"token_logprobs": logprobs, "top_logprobs": self.likeliest(tokens, logprobs, body)}
             choice = {"token_ids": tokens, "logprobs": known, "finish_reason": "stop"}
             return self.say({"model": answering, "choices": [choice]})
+
+        def score(self, model, prompt):
+            """Answer with the log-probabilities of the model's own weights."""
+            sys.path.append(str(Path(__file__).resolve().parents[6]))
+            from components.inference.vllm.proof import reference_logprobs
+
+            folder = adapters.get(model)
+            if given.fault == "stale" and folder is not None:
+                folder = next(iter(adapters.values()))
+            if given.fault == "discarded" and slept.is_set():
+                folder = None
+            logprobs = reference_logprobs(Path(given.model), folder, prompt)
+            entries = [{str(token): {"logprob": value}} for token, value in zip(prompt[1:], logprobs, strict=True)]
+            choice = {"prompt_logprobs": [None, *entries], "token_ids": [0], "finish_reason": "length"}
+            return self.say({"model": model, "choices": [choice]})
 
         def likeliest(self, tokens, logprobs, body):
             """As `_create_completion_logprobs`: the sampled token first, then `logprobs` others; here `!`, 5 % less

@@ -1,0 +1,105 @@
+"""Proof that a server computes with the weights of a policy: log-probabilities of known tokens against transformers.
+
+A server that lists an adapter under the right name and folder may still compute with another one: with an adapter that
+it did not read again, or with memory that its sleep has discarded. The tokens are those of a fixed prompt, and their
+log-probabilities (`prompt_logprobs`, which vLLM computes without its prefix cache) follow from the weights alone.
+
+The reference is computed in float32 on the CPU, with the adapter added to the weights in float32, so that it takes no
+memory of the GPU and its own rounding does not count. It is computed once for each policy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.errors import StalePolicy
+from components.inference.vllm.client import VllmClient
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.05}
+"""Largest mean difference of log-probabilities in nats, by dtype of the server."""
+DISTINCT = 1e-3
+"""Mean difference in nats between two policies from which a server that rounds to 16 bits cannot answer for both with
+the same numbers."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Log-probabilities of the known tokens under a policy: of the server and of the reference."""
+
+    name: str
+    served: list[float]
+    expected: list[float]
+
+
+class ContentProof:
+    """Comparison of servers with the reference. base_dir: folder of the model. prompt: known tokens, at least two.
+    dtype: of the server."""
+
+    def __init__(self, base_dir: Path, prompt: list[int], dtype: str):
+        self._base_dir = base_dir
+        self._prompt = prompt
+        self._tolerance = TOLERANCE[dtype]
+        self._expected: dict[str, list[float]] = {}
+        """Reference by served name."""
+        self._last: dict[str, _Answer] = {}
+        """Last answer of each server, by its address."""
+
+    def check(self, client: VllmClient, name: str, folder: str | None) -> None:
+        """Raise StalePolicy if a server computes `name` with other weights than those of the base model with the
+        adapter in `folder` (None: without one). Raises the client's errors."""
+        if name not in self._expected:
+            self._expected[name] = reference_logprobs(self._base_dir, folder, self._prompt)
+        answer = _Answer(name, client.prompt_logprobs(name, self._prompt), self._expected[name])
+        difference = _mean_difference(answer.served, answer.expected)
+        logger.info("%s: log-probabilities of %s differ by %.1e nats in the mean", client.url, name, difference)
+        if not difference <= self._tolerance:
+            raise StalePolicy(
+                f"{client.url} computes {name} with other weights than those of {folder or self._base_dir}: its "
+                f"log-probabilities of {len(answer.served)} known tokens differ from transformers' by "
+                f"{difference:.2g} nats in the mean; expected at most {self._tolerance:g}"
+            )
+        self._check_changed(client.url, answer)
+        self._last[client.url] = answer
+
+    def _check_changed(self, url: str, answer: _Answer) -> None:
+        """Raise StalePolicy if a server answers for a policy with the very numbers of another one."""
+        last = self._last.get(url)
+        if last is None or last.name == answer.name or last.served != answer.served:
+            return
+        between = _mean_difference(last.expected, answer.expected)
+        if between >= DISTINCT:
+            raise StalePolicy(
+                f"{url} computes {answer.name} with the weights of {last.name}: its log-probabilities of known tokens "
+                f"are equal, but those of the two policies differ by {between:.2g} nats in the mean"
+            )
+
+
+def reference_logprobs(base_dir: Path, folder: str | None, prompt: Sequence[int]) -> list[float]:
+    """Return the log-probability of each token of a prompt but the first by transformers, in float32 on the CPU."""
+    import torch
+
+    from components.models import trained_weights
+    from components.models.stored_names import to_parameters
+    from components.models.weights import load_model
+
+    model = load_model(base_dir)
+    with torch.inference_mode():
+        if folder is not None:
+            parameters: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
+            changed = dict(trained_weights.changed_tensors(base_dir, Path(folder), float32=True))
+            for name, tensor in to_parameters(base_dir, changed).items():
+                parameters[name].copy_(tensor)
+        tokens_T = torch.tensor(prompt)
+        logits_TV = model(input_ids=tokens_T[None]).logits[0, :-1].float()
+        logprobs_TV = logits_TV.log_softmax(-1)
+        return logprobs_TV.gather(1, tokens_T[1:, None])[:, 0].tolist()
+
+
+def _mean_difference(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(first, second, strict=True)) / len(first)
