@@ -48,6 +48,7 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
     modules: list[TrainedModule] = [policy, *([critic] if critic else [])]
     names = [name for module in modules for name in module.parameters]
     optimizer = adamw(algorithm, [list(module.parameters.values()) for module in modules])
+    optimizer.parameters_are_masters = policy.is_sharded and request.model.dtype != "float32"
     optimizer.register_step_post_hook(lambda *_: policy.reshard())
     optimizer.zero_grad(set_to_none=True)  # a warm policy may have gradients of an interrupted call
     torch.manual_seed(request.seed)

@@ -66,12 +66,6 @@ class TrainingGroup:
                 f"{self.strategy}: shards a model with one adapter, but model.lora.roles = "
                 f"[{', '.join(model.lora.roles)}]; expected ddp, or model.lora.roles=null",
             )
-        if model.lora is None and model.dtype not in ("float32", "auto"):
-            yield Problem(
-                f"{key}.strategy",
-                f"{self.strategy}: trains all weights (model.lora=null) in float32 only, but "
-                f"model.dtype={model.dtype}; expected model.dtype=float32, model.lora with a rank, or ddp",
-            )
         if model.lora is None and unsharded is not None:
             yield Problem(
                 f"{key}.strategy",

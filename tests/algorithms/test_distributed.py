@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.policy_gradient.spec import GRPOSpec
@@ -24,7 +25,7 @@ from components.algorithms.sft.spec import SFTSpec
 from components.algorithms.spec import AlgorithmSpec
 from components.models.spec import LoraSpec
 from components.trajectories.schema import Score, Trajectory
-from tests.algorithms.builders import MODEL, batch, make_context, make_policy
+from tests.algorithms.builders import MODEL, batch, make_context, make_policy, train_in
 from tests.algorithms.test_checkpoint import DROPOUT, differing
 
 pytestmark = pytest.mark.timeout(1800)
@@ -190,6 +191,7 @@ def together(base_dir, folder) -> dict[str, list[Any]]:
         "first_steps": [],
         "whole_trainings": [f"{name}/{part}" for name in TRAININGS for part in ("whole", "stopped", "alone")],
         "train_a_role": ["all", "worker"],
+        "half_precision": [],
         "refusals": ["apart-0", "apart-1", "struck"],
     }
     for function, trainings in functions.items():
@@ -199,7 +201,7 @@ def together(base_dir, folder) -> dict[str, list[Any]]:
                 (folder / function / training / sub).mkdir(parents=True)
     with pytest.raises(Interrupted):
         one_training(base_dir, "sft", folder / "refusals" / "apart-0", interrupt)
-    return in_two_processes(list(functions), base_dir, folder)
+    return in_two_processes(list(functions), base_dir, folder) | {"folder": folder}
 
 
 def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together):
@@ -227,6 +229,61 @@ def assert_same_step(together: list[dict[str, Any]], alone: dict[str, Any], kind
     assert len(first["metrics"]) == len(alone["metrics"])
     for ours, expected in zip(first["metrics"], alone["metrics"], strict=True):
         assert ours == pytest.approx(expected, rel=1e-5)
+
+
+# --- all weights in half precision ----------------------------------------------------------------------------------
+
+HALF = MODEL.model_copy(update={"lora": None, "dtype": "bfloat16"})
+HALF_SPEC = SFTSpec(batch_size=8, learning_rate=1e-4, pack_tokens=64, epochs=2)
+
+
+def half_precision(base_dir: Path, folder: Path, strategies: tuple[str, ...] = ("fsdp", "zero2")) -> dict[str, Any]:
+    """Train all weights in bfloat16 twice, the second time from the checkpoint of the first. Return the logs."""
+    logs = {}
+    for strategy in strategies:
+        start = None
+        for part in ("first", "second"):
+            start, _, logs[f"{strategy} {part}"] = train_in(
+                folder / strategy / part, HALF_SPEC, base_dir, episodes(), HALF, strategy=strategy, start=start
+            )
+    return {name: [_steady(log) for log in steps] for name, steps in logs.items()}
+
+
+def test_sharded_weights_in_half_precision_have_float32_masters(base_dir, tmp_path, together):
+    """Checkpoints have the layout of one process: weights in bfloat16, moments and master weights in float32. One
+    process trains the checkpoint of two further. Packs are summed in another order, so values differ by rounding."""
+    first, second = together["half_precision"]
+    assert first == second
+    alone = half_precision(base_dir, tmp_path, ("ddp",))
+    for strategy in ("fsdp", "zero2"):
+        for part in ("first", "second"):
+            expected = alone[f"ddp {part}"]
+            assert [log["loss"] for log in first[f"{strategy} {part}"]] == pytest.approx(
+                [log["loss"] for log in expected], abs=2e-3
+            )
+            ours, theirs = (
+                {**load_file(path / "weights/model.safetensors"), **load_file(path / "optimizer.safetensors")}
+                for path in (
+                    together["folder"] / "half_precision" / strategy / part / "out",
+                    tmp_path / "ddp" / part / "out",
+                )
+            )
+            assert {name: tensor.dtype for name, tensor in ours.items()} == {
+                name: tensor.dtype for name, tensor in theirs.items()
+            }
+            for name in theirs:
+                if name.endswith("/master"):
+                    assert (ours[name] - theirs[name]).abs().mean() < 0.1 * HALF_SPEC.learning_rate
+                    assert torch.equal(ours[name].bfloat16(), ours[name.removesuffix("/master")])
+    further = train_in(
+        tmp_path / "further",
+        HALF_SPEC,
+        base_dir,
+        episodes(),
+        HALF,
+        start=together["folder"] / "half_precision/fsdp/first/out",
+    )[2]
+    assert [log["loss"] for log in further] == pytest.approx([log["loss"] for log in alone["ddp second"]], abs=2e-3)
 
 
 # --- whole trainings, with files ------------------------------------------------------------------------------------

@@ -73,19 +73,12 @@ def test_plan_run_and_remote_stage_have_equal_keys_without_auto(bfloat16, tmp_pa
 
 
 def test_a_place_that_cannot_train_in_what_auto_is_there_is_refused_before_the_run(bfloat16, tmp_path):
-    place = "compute.places.sky_h100"
-    sharded = [
-        "compute=sky",
-        f"{place}.strategy=fsdp",
-        f"{place}.processes=2",
-        "collect.scenarios=8",
-        "model.lora=null",
-    ]
-    spec = compose(["+experiment=smoke", *bfloat16, *sharded, "store=s3://bucket/prefix"])
-    assert [text for text in lacking(spec) if "dtype" in text] == [
-        f"{place}.strategy: fsdp: trains all weights (model.lora=null) in float32 only, but model.dtype=bfloat16; "
-        "expected model.dtype=float32, model.lora with a rank, or ddp"
-    ]
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("distributed_type: MULTI_CPU\nmixed_precision: fp16\nnum_processes: 2\nuse_cpu: true\n")
+    place = ["compute=accelerate", f"compute.config_file={file}", "model.device=cpu", "collect.scenarios=8"]
+    spec = compose(["+experiment=smoke", *bfloat16, *place])
+    (problem,) = [text for text in lacking(spec) if "dtype" in text]
+    assert "mixed_precision = fp16: is model.dtype=float16, but model.dtype=float32" in problem
 
 
 def test_each_preset_composes_and_is_planned(tmp_path):

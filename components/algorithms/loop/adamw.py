@@ -24,6 +24,9 @@ FLOAT32_STATE = ("exp_avg", "exp_avg_sq", MASTER)
 class AdamW(torch.optim.AdamW):
     """AdamW that equals torch's if all parameters are float32."""
 
+    parameters_are_masters = False
+    """True if the parameters are float32 master weights of a model in half precision (`policy.sharded`)."""
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state without rounding it. torch's method rounds the state to the parameter's dtype."""
         super().load_state_dict(state_dict)

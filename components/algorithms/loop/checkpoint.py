@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from components.algorithms.loop.adamw import FLOAT32_STATE
+from components.algorithms.loop.adamw import FLOAT32_STATE, MASTER
 from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import sharded
 from components.json_text import read_json
@@ -29,17 +30,25 @@ Moments = tuple[dict[str, torch.Tensor], dict[str, float]]
 
 def moments(optimizer: torch.optim.Optimizer, names: list[str]) -> Moments:
     """Return the optimizer state. names: names of the optimizer's parameters, in its order. If these are sharded, all
-    processes must call this."""
+    processes must call this, and the first one has the tensors (`sharded.gather_to_first`)."""
     tensors, steps = {}, {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         state = optimizer.state.get(parameter, {})
         for kind in FLOAT32_STATE:
             if kind in state:
-                tensors[f"{name}/{kind}"] = sharded.gather_tensor(state[kind]).cpu().contiguous()
+                tensors[f"{name}/{kind}"] = _gathered(state[kind])
         if "step" in state:
             steps[name] = float(state["step"])
+            if getattr(optimizer, "parameters_are_masters", False):
+                tensors[f"{name}/{MASTER}"] = _gathered(parameter)
     return tensors, steps
+
+
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DTensor):
+        return sharded.gather_to_first(tensor)
+    return tensor.detach().cpu().contiguous()
 
 
 def save_state(
@@ -85,6 +94,8 @@ def load_state(
                     if (key := f"{name}/{kind}") in tensors
                 },
             }
+            if getattr(optimizer, "parameters_are_masters", False):
+                sharded.fill(parameter, optimizer.state[parameter].pop(MASTER))
     loss_scale.load(trainer.get("loss_scale", {}))
     set_random_states(load_file(folder / "rng.safetensors"))
     return int(trainer["step"])

@@ -38,6 +38,7 @@ class FullFinetuning:
         self.has_trained_weights = True
         """False while some or all weights are those of the reference."""
         freeze_towers(model)
+        self._dtypes = {name: parameter.dtype for name, parameter in self.parameters.items()}
         for parameter in self.parameters.values():
             parameter.grad_dtype = torch.float32  # summing gradients of many packs in bfloat16 would round each time
         stored = shapes(base_dir)
@@ -69,10 +70,12 @@ class FullFinetuning:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the weights under the names of the base model's files; tied weights under each of their names. Sharded
-        weights are gathered in CPU memory; all processes must call this."""
+        weights are gathered in the first process (`sharded.gather_to_first`), and all processes must call this."""
         named = {name: parameter.detach() for name, parameter in self.parameters.items()}
         if self._parts:
-            named = {name: sharded.gather_tensor(parameter).cpu() for name, parameter in self._parts.items()}
+            named = {
+                name: sharded.gather_to_first(parameter, self._dtypes[name]) for name, parameter in self._parts.items()
+            }
         tensors = to_files(self.model, {name: named[self._same[name]] for name in self._same}, self._stored)
         return {name: tensor for name, tensor in tensors.items() if name in self._stored}
 

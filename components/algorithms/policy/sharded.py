@@ -5,8 +5,10 @@
     zero2    ZeRO stage 2: it stays gathered between the two; gradients and optimizer state are sharded
 
 Under LoRA the base is sharded, and the small adapter is replicated. In full fine-tuning, gradients and optimizer state
-are sharded like the weights. Checkpoints contain whole tensors: `gather_tensor` gathers a tensor and `fill` takes this
-process's shard, so a checkpoint is the same for any number of processes.
+are sharded like the weights. In half precision a sharded weight is its float32 master weight (`adamw`): layers are
+gathered and computed in the model's dtype, and gradients are summed in float32. Checkpoints contain whole tensors:
+`gather_to_first` gathers a tensor in the process that writes, and `fill` takes this process's shard, so a checkpoint is
+the same for any number of processes.
 
 A sharded tensor is a DTensor; for any other tensor the functions here do what a single process would.
 """
@@ -33,33 +35,43 @@ if TYPE_CHECKING:
 
 def shard(base: Any, spec: ModelSpec, replicated: Collection[torch.nn.Parameter] | None, strategy: Strategy) -> None:
     """Shard the weights of a model over the processes, layer by layer. replicated: parameters of the adapter, which are
-    trained and not sharded; None if all weights are trained. Raises ResourceError for weights that cannot be sharded:
-    four-bit weights, trained weights in a dtype other than float32, and those that `check` refuses."""
-    from torch.distributed.fsdp import fully_shard
+    trained and not sharded; None if all weights are trained. Trained weights in half precision become float32 master
+    weights, which are rounded where a layer is gathered. Raises ResourceError for weights that cannot be sharded:
+    four-bit weights, and those that `check` refuses."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     if spec.quantization != "none":
         raise ResourceError(
             f"strategy {strategy}: model.quantization={spec.quantization}; expected none, or strategy ddp"
         )
-    if replicated is None and spec.dtype != "float32":
-        raise ResourceError(
-            f"strategy {strategy}: model.lora=null and model.dtype={spec.dtype}: gradients of many packs would be "
-            "rounded after each addition; expected model.dtype=float32, model.lora with a rank, or strategy ddp"
-        )
     check(base, strategy)
-    ignored = set(replicated or ())
+    options: dict[str, Any] = {"ignored_params": set(replicated or ())}
+    masters = replicated is None and spec.dtype != "float32"
+    if masters:
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, spec.dtype), reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
     body = decoder(base)
     for layer in body.layers:
-        fully_shard(layer, ignored_params=ignored, reshard_after_forward=strategy == "fsdp")
+        _widen(layer, masters)
+        fully_shard(layer, **options, reshard_after_forward=strategy == "fsdp")
     if replicated is None:
         # The head computes after the decoder and may be tied to the embedding, so it joins the decoder's group.
         body.add_module("head", base.get_output_embeddings())
-    fully_shard(body, ignored_params=ignored)
+        _widen(body, masters)
+    fully_shard(body, **options)
     if replicated is None:
         del body.head
         for module in _modules(base):
             module.set_gradient_divide_factor(1.0)  # sum, not mean: token weights refer to the whole batch
             module.set_force_sum_reduction_for_comms(True)  # gloo supports sums only
+
+
+def _widen(module: torch.nn.Module, masters: bool) -> None:
+    """Turn weights into their float32 master weights, if they have some."""
+    for parameter in module.parameters() if masters else ():
+        if not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.float()
 
 
 def check(base: Any, strategy: str) -> None:
@@ -97,6 +109,13 @@ def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the gathered tensor, detached. All processes must call this."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gather_to_first(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return the gathered tensor in CPU memory in the first process, and one without memory in the others. All
+    processes must call this."""
+    whole = gather_tensor(tensor).to(dtype=dtype or tensor.dtype)
+    return whole.cpu().contiguous() if not distributed.get_rank() else torch.empty_like(whole, device="meta")
 
 
 def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
