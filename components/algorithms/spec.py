@@ -144,6 +144,11 @@ class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
         return False
 
     @property
+    def reads_reference(self) -> bool:
+        """True if it measures log-probabilities under the reference policy."""
+        return False
+
+    @property
     def reference_is_start(self) -> bool:
         """True if its reference policy is the checkpoint that the first round starts from."""
         return False

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 class Weights:
-    """Context manager with lazy access to single tensors."""
+    """Context manager with lazy access to single tensors. framework: `pt`, or `numpy` for shapes without torch."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, framework: str = "pt"):
         self.folder = folder
+        self._framework = framework
 
     def __enter__(self) -> Weights:
         from safetensors import SafetensorError, safe_open
@@ -23,7 +24,7 @@ class Weights:
         files = []
         for path in sorted(self.folder.glob("*.safetensors")):
             try:
-                files.append(safe_open(path, framework="pt"))
+                files.append(safe_open(path, framework=self._framework))
             except (SafetensorError, OSError) as error:
                 raise ArtifactError(
                     f"{path} cannot be read ({error!s:.200}): it is damaged, or not safetensors"

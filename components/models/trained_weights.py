@@ -79,7 +79,7 @@ def base_tensors(base_dir: Path, names: list[str]) -> Iterator[tuple[str, torch.
 
 def shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of each weight in a model's files, by name."""
-    with Weights(base_dir) as base:
+    with Weights(base_dir, framework="numpy") as base:
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in base.where.items()}
 
 

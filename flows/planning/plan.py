@@ -48,6 +48,7 @@ from flows.planning.sharded import (
     wall_seconds,
     with_costs,
 )
+from flows.planning.training_memory import memory_notes
 from flows.recipes.rehearsal import placeholder, rehearse
 from flows.recipes.run import Run
 from flows.stages import PLACED, STAGES
@@ -87,6 +88,7 @@ def _plan_run(planner: _Planner, spec: ExperimentSpec) -> RunPlan:
     except GuardTriggered as error:
         guard_error = error
     stages = planner.planned[first:]
+    pending_stages = [stage for stage in stages if stage.status != "cached"]
     missing = [
         f"the run cannot start yet: {text}"
         for text in (*lacking(spec), *notification.lacking(spec), *deployment_problems(spec))
@@ -95,12 +97,13 @@ def _plan_run(planner: _Planner, spec: ExperimentSpec) -> RunPlan:
         *missing,
         *resolved_values(spec),
         *process_starts(planner.estimated),
+        *(memory_notes(spec, planner.context.cache) if "train" in {stage.stage for stage in pending_stages} else ()),
         *(notice.message for notice in notices if notice.kind in ("early_stopping", "best")),
     ]
     if guard_error is not None:
         notes.append(f"a guard ends the run: {guard_error}")
         return RunPlan(spec.name, spec.root, stages, notes, seeds=[spec.seed])
-    waiting = {stage.label: stage.stage for stage in stages if stage.status != "cached"}
+    waiting = {stage.label: stage.stage for stage in pending_stages}
     pending = pending_decisions(spec, waiting, {notice.kind for notice in notices})
     at_most = "end" in pending and "refills" not in pending
     return RunPlan(spec.name, spec.root, stages, [*notes, *pending.values()], at_most, [spec.seed])

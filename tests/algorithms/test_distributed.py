@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from components.algorithms.distillation.spec import DistillSpec
+from components.algorithms.policy import sharded
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.ppo.spec import PPOSpec
 from components.algorithms.preference.spec import DPOSpec, KTOSpec
@@ -125,7 +127,6 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from components.algorithms.distillation.trainer import train_distill
-    from components.algorithms.policy import sharded
 
     spec = STEPS[name]
     gradient: list[list[float]] = []
@@ -192,6 +193,7 @@ def together(base_dir, folder) -> dict[str, list[Any]]:
         "whole_trainings": [f"{name}/{part}" for name in TRAININGS for part in ("whole", "stopped", "alone")],
         "train_a_role": ["all", "worker"],
         "half_precision": [],
+        "state_bytes": [],
         "refusals": ["apart-0", "apart-1", "struck"],
     }
     for function, trainings in functions.items():
@@ -284,6 +286,48 @@ def test_sharded_weights_in_half_precision_have_float32_masters(base_dir, tmp_pa
         start=together["folder"] / "half_precision/fsdp/first/out",
     )[2]
     assert [log["loss"] for log in further] == pytest.approx([log["loss"] for log in alone["ddp second"]], abs=2e-3)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def state_bytes(base_dir: Path, folder: Path) -> dict[str, list[int]]:
+    """Return the bytes of weights, gradients and optimizer state of this process, by dtype and strategy."""
+    from components.algorithms.loop.adamw import adamw
+
+    measured = {}
+    for dtype, strategy in product(("float32", "bfloat16"), ("ddp", "fsdp")):
+        policy = make_policy(base_dir, model=HALF.model_copy(update={"dtype": dtype}))
+        if strategy != "ddp":
+            policy.shard("fsdp")
+        optimizer = adamw(HALF_SPEC, [list(policy.parameters.values())])
+        sizes: list[int] = []
+
+        def keep(optimizer: torch.optim.Optimizer, *_: Any, sizes: list[int] = sizes) -> None:
+            sizes += [_bytes(parameter.grad for group in optimizer.param_groups for parameter in group["params"])]
+
+        optimizer.register_step_pre_hook(keep)
+        options = {"base_dir": base_dir, "scratch": folder, "on_step": lambda _: None}
+        HALF_SPEC.build(make_context(policy, optimizer, episodes()[:8], **options)).train()
+        states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+        measured[f"{dtype} {strategy}"] = [_bytes(policy.parameters.values()), sizes[0], _bytes(states)]
+    return measured
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(sharded.local_shard(tensor).nbytes for tensor in tensors)
+
+
+def test_the_estimate_of_the_state_is_what_two_processes_hold(base_dir, together):
+    from components.models.trained_weights import shapes
+    from components.models.training_memory import ModelSize, training_memory
+
+    size = ModelSize.of(shapes(base_dir))
+    settings: dict[str, Any] = {"processes": 2, "pack_tokens": 64, "checkpointing": False, "reference": False}
+    for name, measured in together["state_bytes"][0].items():
+        dtype, strategy = name.split()
+        expected = training_memory(size, HALF.model_copy(update={"dtype": dtype}), strategy=strategy, **settings)
+        assert measured == pytest.approx([expected.weights, expected.gradients, expected.optimizer], rel=0.01), name
 
 
 # --- whole trainings, with files ------------------------------------------------------------------------------------

@@ -209,6 +209,10 @@ class GRPOSpec(PolicyGradientSpec):
     divergence of the tokens after it."""
 
     @property
+    def reads_reference(self) -> bool:
+        return self.kl_coefficient > 0 or self.measure_kl
+
+    @property
     def compares_within_group(self) -> bool:
         return self.baseline in ("group", "leave_one_out")
 

@@ -73,6 +73,10 @@ class PPOSpec(PolicyGradientSpec):
 
     has_critic: ClassVar[bool] = True
 
+    @property
+    def reads_reference(self) -> bool:
+        return self.kl_coefficient > 0
+
     def build(self, context: TrainingContext) -> Trainer:
         from components.algorithms.policy_gradient.cost_constraints import ConstrainedTrainer
         from components.algorithms.ppo.trainer import train_ppo

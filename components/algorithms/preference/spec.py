@@ -28,6 +28,10 @@ class ReferenceSpec(Spec):
     episodes alike. 0: no such term."""
 
     @property
+    def reads_reference(self) -> bool:
+        return True
+
+    @property
     def reference_is_start(self) -> bool:
         return self.reference == "start"
 
