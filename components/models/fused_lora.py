@@ -91,13 +91,13 @@ class _Lora(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             x_grad = (out_NO @ weight_OI).addmm_(ax_grad_NR, a_RI).view(*grads[0].shape[:-1], -1)
         if ctx.needs_input_grad[3]:
-            a_grad_RI = _product(ax_grad_NR.T, x_NI, ctx.dtypes[0])
+            a_grad_RI = product(ax_grad_NR.T, x_NI, ctx.dtypes[0])
         if ctx.needs_input_grad[4]:
-            b_grad_OR = _product(out_NO.T, ax_NR, ctx.dtypes[1]).mul_(ctx.scale)
+            b_grad_OR = product(out_NO.T, ax_NR, ctx.dtypes[1]).mul_(ctx.scale)
         return x_grad, None, None, a_grad_RI, b_grad_OR, None
 
 
-def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the matrix product in `dtype`, on a GPU without rounding to the dtype of the factors in between."""
     if left.dtype == dtype:
         return left @ right

@@ -361,7 +361,7 @@ def test_missing_logprobs_leave_the_loss_finite(run):
 def test_the_kl_to_the_sampler_is_a_mean_over_the_tokens_whose_logprob_is_known(run, base_dir):
     trajectories = batch()
     model = plain_model(base_dir, make_policy(base_dir))
-    estimates = []
+    estimates, gaps = [], []
     for index, trajectory in enumerate(trajectories):
         (only,) = trajectory.histories
         if index % 3:
@@ -371,8 +371,19 @@ def test_the_kl_to_the_sampler_is_a_mean_over_the_tokens_whose_logprob_is_known(
         for position in (index for index, sampled in enumerate(only.sampled_mask()) if sampled):
             ratio = math.exp(new_T[position - 1].item() - only.logprobs[position])
             estimates.append(ratio - 1 - math.log(ratio))
+            gaps.append(abs(math.log(ratio)))
     _, _, (log,) = run(SPEC, trajectories)
     assert log["kl_sampler"] == pytest.approx(sum(estimates) / len(estimates), rel=1e-4)
+    assert log["sampler_gap"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
+
+
+def test_steps_after_the_first_are_not_in_the_gap_to_the_sampler(run):
+    """The mean KL divergence of the steps contains what the steps before changed."""
+    spec = SPEC.model_copy(update={"minibatches": 2, "epochs": 2, "learning_rate": 1e-2})
+    _, metrics, logs = run(spec, batch(off_policy=0.0))
+    assert ["sampler_gap" in log for log in logs] == [True, False, False, False]
+    assert metrics["sampler_gap"] == logs[0]["sampler_gap"]
+    assert metrics["kl_sampler"] > logs[0]["kl_sampler"]
 
 
 def test_epochs_and_minibatches_count_steps(run):

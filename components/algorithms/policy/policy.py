@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from components.algorithms.loop.loss_scale import LossScale
-from components.algorithms.policy import exactness, sharded
+from components.algorithms.policy import exactness, head_logprobs, sharded
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
 from components.algorithms.policy.logits import LogitHead, identity
@@ -160,9 +160,10 @@ class Policy:
         from, and the (S,) entropies of that distribution in nats, without gradient unless `entropy_gradient` is True.
 
         Logits are computed for `LOGIT_ROWS` positions at a time and recomputed in the backward pass, so memory does not
-        grow with tokens times vocabulary. The exception are models with an unknown logit transform (`logits`). A token
-        that the policy has moved out of a truncated distribution counts as inside, so that its log-probability stays
-        finite.
+        grow with tokens times vocabulary; on a GPU `head_logprobs` computes them once. A CPU recomputes them, because
+        the other order of rounding would change the bytes of its checkpoints. The exception are models with an unknown
+        logit transform (`logits`). A token that the policy has moved out of a truncated distribution counts as inside,
+        so that its log-probability stays finite.
         """
         logprob_S, entropy_S, _ = self.logprobs_and_hidden(pack, cut, entropy_gradient=entropy_gradient)
         return logprob_S, entropy_S
@@ -175,6 +176,8 @@ class Policy:
         states_UX, head, hidden_UD = self._forward(pack)
         if self._logit_transform is None:
             logprob_P, entropy_U = _read(states_UX, pack.row_P, pack.token_P, cut, entropy_gradient)
+        elif self.device != "cpu" and not entropy_gradient and head_logprobs.applies(head, cut):
+            logprob_P, entropy_U = head_logprobs.logprobs(states_UX, head, pack, cut.temperature, LOGIT_ROWS)
         else:
 
             def read(part_UD: torch.Tensor, row_P: torch.Tensor, token_P: torch.Tensor) -> Any:

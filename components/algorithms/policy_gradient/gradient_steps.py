@@ -16,7 +16,7 @@ from components.algorithms.loop import schedule
 from components.algorithms.loop.epochs import Backward, finish, take_gradient_steps
 from components.algorithms.loop.guards import GuardRule, TrainingGuards
 from components.algorithms.loop.metrics import mean_metrics
-from components.algorithms.policy_gradient.training_data import learned_tokens
+from components.algorithms.policy_gradient.training_data import SAMPLER_GAP, learned_tokens
 from components.algorithms.trainer import StepMetrics, TrainingContext, TrainingResult
 from components.trajectories.schema import Trajectory
 
@@ -83,6 +83,7 @@ class MinibatchStep:
         outlier: Outlier,
     ):
         self._spec = spec
+        self._first = context.step + 1
         self._optimizer = context.optimizer
         self._loss_scale = context.policy.loss_scale
         self._guards = TrainingGuards(context.scratch)
@@ -94,6 +95,8 @@ class MinibatchStep:
         started = time.monotonic()
         trajectories = [trajectory for group in groups for trajectory in group]
         measured, counts = self._backward(trajectories)
+        if number > self._first:
+            measured.pop(SAMPLER_GAP, None)
         skipped = not self._loss_scale.overflowed(measured) and self._skips_step(measured, trajectories, number)
         return finish(self._optimizer, measured, counts, self._loss_scale, skipped=skipped, started=started)
 

@@ -25,6 +25,11 @@ Packs = list[tuple[Cut, Pack]]
 together."""
 
 
+SAMPLER_GAP = "sampler_gap"
+"""Metric: mean absolute difference of the log-probabilities by the trainer and by the sampler, in nats. Only the first
+gradient step of a training has it: later ones measure what the steps before them changed."""
+
+
 class Learning:
     """Training data of the loss, by trajectory: the advantage of each sampled token, and the log-probabilities of the
     old policy and the reference."""
@@ -151,6 +156,7 @@ def policy_loss(
     with torch.no_grad():
         columns["kl_sampler"] = losses.kl_to_old(logprob_S, packed.logprob_S)
         columns["known"] = torch.isfinite(packed.logprob_S)
+        columns[SAMPLER_GAP] = losses.log_ratio(logprob_S, packed.logprob_S).abs()
         columns["kl_old"] = losses.kl_to_old(logprob_S, old_S)
         columns["entropy"] = entropy_S
         columns["clipped"] = losses.clipped(ratio_S, packed.advantage_S, spec.clip_low, spec.clip_high)
@@ -161,6 +167,7 @@ def means(spec: PolicyGradientSpec, sums: dict[str, float], count: int) -> dict[
     """Return the metrics from the sums of the columns of `policy_loss` over `count` tokens."""
     return {
         "kl_sampler": sums["kl_sampler"] / max(sums["known"], 1),
+        SAMPLER_GAP: sums[SAMPLER_GAP] / max(sums["known"], 1),
         **({"kl_old": sums["kl_old"] / max(count, 1)} if needs_old_logprobs(spec) else {}),
         "entropy": sums["entropy"] / max(count, 1),
         "clip_fraction": sums["clipped"] / max(count, 1),
