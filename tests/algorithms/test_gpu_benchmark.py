@@ -132,15 +132,17 @@ def test_micro_batches_are_halved_until_they_fit(monkeypatch):
 
     class Trl:
         def __init__(self, base_dir, spec, episodes, rows, scratch):
-            tried.append(rows)
+            self.rows = rows
 
         def train(self, count, meter):
-            if tried[-1] > 2:
+            tried.append(self.rows)
+            if self.rows > 2:
                 raise torch.OutOfMemoryError
 
     monkeypatch.setattr(steps, "Trl", Trl)
     given = SimpleNamespace(base_dir=None, folder=None, step_model=lambda: None)
-    steps.take_trl(given, [], steps.Meter("cpu", 1))  # type: ignore[arg-type]
+    with steps.load_trl(given, steps.Meter("cpu", 1)) as take:  # type: ignore[arg-type]
+        take([])
     assert tried == [8, 4, 2]
 
 

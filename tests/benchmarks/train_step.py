@@ -196,7 +196,6 @@ class Ours:
         and packs `rows` tokens."""
         from components.algorithms.policy.policy import Policy
         from components.algorithms.policy_gradient.spec import GRPOSpec
-        from components.trajectories.schema import History, Message, Scenario, Trajectory
 
         self.policy = Policy(base_dir, spec, seed=0)
         self.optimizer = adamw(list(self.policy.parameters.values()))
@@ -204,6 +203,12 @@ class Ours:
             settings = {"pack_tokens": rows, "max_grad_norm": 1e9, "measure_kl": False}
         self.spec = GRPOSpec(learning_rate=1e-9, **settings)
         self.scratch = scratch
+        self.use(episodes)
+
+    def use(self, episodes: list[Episode]) -> None:
+        """Take further steps on these episodes."""
+        from components.trajectories.schema import History, Message, Scenario, Trajectory
+
         self.trajectories = []
         for index, one in enumerate(episodes):
             messages, start = [], 0

@@ -57,11 +57,12 @@ def main(words: list[str] | None = None) -> None:
     options.minutes = options.minutes or MINUTES[setup.device]
     results = Results.resumed(out) if options.resume else Results(out, describe(setup, options))
     again = [*(sys.argv[1:] if words is None else words), "--folder", str(folder), "--out", str(out)]
+    due = 0.0
     try:
-        for name in options.parts:
-            if name not in results.parts:
-                run_part(name, setup, results, options.minutes * 60, again)
-                print(summary(name, results.parts[name]), file=sys.stderr, flush=True)
+        for name in [name for name in options.parts if name not in results.parts]:
+            due += PARTS[name] * (1 if setup.device == "cuda" else CPU_FACTOR)
+            run_part(name, setup, results, due, options.minutes * 60, again)
+            print(summary(name, results.parts[name]), file=sys.stderr, flush=True)
     finally:
         setup.closing.close()
         results.write()
@@ -73,10 +74,9 @@ def main(words: list[str] | None = None) -> None:
         sys.exit("nothing was measured: all parts were skipped or failed")
 
 
-def run_part(name: str, setup: Setup, results: Results, total: float, again: list[str]) -> None:
-    """Run a part within its limit, or the rest of `total` seconds. again: command line for a process that resumes."""
-    factor = 1.0 if setup.device == "cuda" else CPU_FACTOR
-    due = sum(seconds for part, seconds in PARTS.items() if part in results.parts or part == name) * factor
+def run_part(name: str, setup: Setup, results: Results, due: float, total: float, again: list[str]) -> None:
+    """Run a part, which ends `due` seconds after the process began, and at most `total`. again: command line for a
+    process that resumes."""
     seconds = min(due, total) - results.elapsed
     report = Report(results, name)
     if seconds < LEAST:
@@ -85,7 +85,10 @@ def run_part(name: str, setup: Setup, results: Results, total: float, again: lis
 
     def stuck() -> None:
         report.end(f"failed: it did not return {limits.GRACE:.0f} s after its limit of {seconds:.0f} s")
-        limits.restart(again)
+        resume()
+
+    def resume() -> None:
+        limits.restart([*again, "--minutes", f"{max(total - results.elapsed, 1) / 60:.2f}"])
 
     try:
         with limits.limit(seconds, stuck):
@@ -97,7 +100,7 @@ def run_part(name: str, setup: Setup, results: Results, total: float, again: lis
     else:
         report.end("complete")
     if not usable(setup.device):
-        limits.restart(again)
+        resume()
 
 
 def usable(device: str) -> bool:

@@ -46,7 +46,8 @@ def measure(setup: Setup, report: Report, name: str, overrides: list[str]) -> No
     words = [*setup.shape.experiment, f"root={root}", f"model.dtype={setup.dtype}", f"model.device={setup.device}"]
     figures: dict[str, Any] = {"stages": {}, "kl_sampler": {}}
     report.result["runs"][name] = figures
-    began, most = time.monotonic(), 0.0
+    before = most = machine.used_mb() or 0.0  # of this process
+    began = time.monotonic()
     with command([*words, *overrides], root / "output.log") as process:
         while True:
             ended = process.poll() is not None
@@ -54,10 +55,10 @@ def measure(setup: Setup, report: Report, name: str, overrides: list[str]) -> No
             figures["seconds"] = round(time.monotonic() - began, 1)
             for stage in stages(root):
                 if stage["label"] not in figures["stages"]:
-                    figures["stages"][stage["label"]] = [stage["seconds"], round(most)]
+                    figures["stages"][stage["label"]] = [stage["seconds"], round(most - before)]
                     figures.setdefault("first_stage_seconds", figures["seconds"])
                     figures["kl_sampler"] |= gap(root, stage)
-                    most = 0.0
+                    most = before
                     report.update()
             if ended:
                 break

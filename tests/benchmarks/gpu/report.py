@@ -16,13 +16,16 @@ class Results:
 
     def __init__(self, path: Path, head: dict[str, Any]):
         self.path = path
-        self.content: dict[str, Any] = {**head, "started": time.time(), "seconds": 0.0, "parts": {}}
+        self.content: dict[str, Any] = {**head, "seconds": 0.0, "parts": {}}
+        self._earlier_seconds = 0.0
+        self._began = time.monotonic()
 
     @classmethod
     def resumed(cls, path: Path) -> Results:
         """Return the results of a run that ended before its last part. The part in which it ended has failed."""
         results = cls(path, {})
         results.content = json.loads(path.read_text())
+        results._earlier_seconds = results.content["seconds"]
         for part in results.parts.values():
             if part["status"] == RUNNING:
                 part["status"] = "failed: the process ended during this part"
@@ -34,11 +37,11 @@ class Results:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start, also that of the process that was resumed."""
-        return time.time() - self.content["started"]
+        """Seconds since this process began."""
+        return time.monotonic() - self._began
 
     def write(self) -> None:
-        self.content["seconds"] = round(self.elapsed, 1)
+        self.content["seconds"] = round(self._earlier_seconds + self.elapsed, 1)
         draft = self.path.with_name(f".{self.path.name}.draft")
         draft.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
         draft.replace(self.path)

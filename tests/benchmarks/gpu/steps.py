@@ -1,15 +1,18 @@
 """Gradient steps of GRPO with default settings, compared with TRL's `GRPOTrainer`, without and with Liger's kernels.
 
-Each side takes one step after the other: two that warm up, those that are timed, and one under the profiler, which
-counts kernels and the time during which the GPU is busy. A side's memory is what torch reserves beyond its weights,
-which includes the pools of CUDA graphs. TRL's micro-batch has the most rows that fit.
+A side loads its weights once and takes the steps of all workloads, before the next side, whose settings of torch and
+patches of transformers do not affect it: two that warm up, those that are timed, and one under the profiler, which
+counts kernels and the time during which the GPU is busy. The first step counts from the start of the side or workload,
+with all loading, checks and compilation. A side's memory is what torch reserves beyond its weights, which includes the
+pools of CUDA graphs. TRL's micro-batch has the most rows that fit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,23 +24,50 @@ from tests.benchmarks.train_step import Clock, Episode, Ours, Trl
 
 WARM = 2
 """Steps of each side before those that are timed."""
-Side = Callable[[Setup, list[Episode], "Meter"], None]
-"""Takes the steps of a side."""
+Take = Callable[[list[Episode]], None]
+"""Takes the steps of a workload."""
+Side = Callable[[Setup, "Meter"], contextlib.AbstractContextManager[Take]]
+"""Loads the weights of a side."""
 
 
 def run(setup: Setup, report: Report) -> None:
-    report.update(dtype=setup.dtype, matrix_tflops=matrix_rate(setup), workloads={})
-    for name in setup.shape.workloads:
-        measure(setup, report, name)
-        if setup.device == "cuda":
-            report.update(clocks=clocks())
+    workloads = {
+        name: train_step.workload(name, setup.shape.vocabulary, setup.shape.scale) for name in setup.shape.workloads
+    }
+    heads = {name: counts(setup, episodes) for name, episodes in workloads.items()}
+    _ = setup.base_dir  # written before the first side begins
+    report.update(dtype=setup.dtype, matrix_tflops=matrix_rate(setup), workloads=heads)
+    for side, (label, load) in SIDES.items():
+        try:
+            measure(setup, report, workloads, side, label, load)
+        except Exception as error:  # noqa: BLE001  a side that fails here must not lose the others
+            report.skip(side, error)
+        free()
 
 
-def measure(setup: Setup, report: Report, name: str) -> None:
-    """Measure all sides on one workload."""
-    episodes = train_step.workload(name, setup.shape.vocabulary, setup.shape.scale)
-    trie = train_step.trie(episodes)
-    shape = setup.shape
+def measure(
+    setup: Setup, report: Report, workloads: dict[str, list[Episode]], side: str, label: str, load: Side
+) -> None:
+    """Take the steps of a side. If those of a workload fail, the next workload follows."""
+    meter = Meter(setup.device, setup.repeat)
+    with load(setup, meter) as take:
+        for name, episodes in workloads.items():
+            meter.reset()
+            try:
+                take(episodes)
+            except Exception as error:  # noqa: BLE001
+                report.skip(f"{side} ({name})", error)
+            free()
+            meter.loading = None
+            head = report.result["workloads"][name]
+            if meter.timed:
+                head["sides"][side] = {"label": label, **meter.figures(head, report.result["matrix_tflops"])}
+            report.update(clocks=clocks() if setup.device == "cuda" else None)
+
+
+def counts(setup: Setup, episodes: list[Episode]) -> dict[str, Any]:
+    """Return tokens and counted operations of a workload."""
+    shape, trie = setup.shape, train_step.trie(episodes)
     config = SimpleNamespace(
         hidden_size=shape.hidden,
         vocab_size=shape.vocabulary,
@@ -45,66 +75,76 @@ def measure(setup: Setup, report: Report, name: str) -> None:
         num_attention_heads=shape.heads,
         head_dim=shape.head_dim,
     )
-    counts = (trie.nodes, trie.seen, trie.predicting)
-    tflop = 2 * train_step.multiplications(config, setup.linear_weights(), *counts) / 1e12
-    tokens = sum(len(episode.token_ids) for episode in episodes)
-    figures: dict[str, Any] = {"tokens": tokens, "distinct_tokens": trie.nodes, "tflop": round(tflop, 4), "sides": {}}
-    report.result["workloads"][name] = figures
-    for side, (label, take) in SIDES.items():
-        meter = Meter(setup.device, setup.repeat)
-        try:
-            take(setup, episodes, meter)
-        except Exception as error:  # noqa: BLE001  a side that fails here must not lose the others
-            report.skip(f"{side} ({name})", error)
-        finally:
-            free()
-        if meter.timed:
-            figures["sides"][side] = {"label": label, **meter.figures(tokens, tflop, report.result["matrix_tflops"])}
-            report.update()
+    operations = train_step.multiplications(config, setup.linear_weights(), trie.nodes, trie.seen, trie.predicting)
+    return {
+        "tokens": sum(len(episode.token_ids) for episode in episodes),
+        "distinct_tokens": trie.nodes,
+        "tflop": round(2 * operations / 1e12, 4),
+        "sides": {},
+    }
 
 
-def take_ours(setup: Setup, episodes: list[Episode], meter: Meter) -> None:
-    ours = Ours(setup.base_dir, setup.step_model(), episodes, 0, setup.folder / "ours", settings={})
+@contextlib.contextmanager
+def load_ours(setup: Setup, meter: Meter) -> Iterator[Take]:
+    ours = Ours(setup.base_dir, setup.step_model(), [], 0, setup.folder / "ours", settings={})
     if ours.policy.padded:
         raise RuntimeError("the policy computes padded rows, because the check of packs failed (see the log)")
-    for _ in range(meter.count):
-        meter.begin()
-        ours.step()
-        meter.end()
+    meter.loaded()
+
+    def take(episodes: list[Episode]) -> None:
+        ours.use(episodes)
+        for _ in range(meter.count):
+            meter.begin()
+            ours.step()
+            meter.end()
+
+    yield take
 
 
-def take_trl(setup: Setup, episodes: list[Episode], meter: Meter, **settings: Any) -> None:
-    """Take TRL's steps, with the largest micro-batch that fits."""
-    import torch
+@contextlib.contextmanager
+def load_trl(setup: Setup, meter: Meter, **settings: Any) -> Iterator[Take]:
+    side = Trl(setup.base_dir, setup.step_model(), [], GROUP, setup.folder)
+    meter.loaded()
 
-    rows = GROUP
-    while True:
-        meter.reset()
-        side = Trl(setup.base_dir, setup.step_model(), episodes, rows, setup.folder)
-        try:
-            side.train(meter.count, meter, **settings)
-        except torch.OutOfMemoryError:
-            if rows == 1:
-                raise
-            rows //= 2
-            del side
-            free()
-        else:
-            return
+    def take(episodes: list[Episode]) -> None:
+        """Take TRL's steps, with the largest micro-batch that fits."""
+        import torch
+
+        side.episodes, side.rows = episodes, GROUP
+        while True:
+            meter.reset()
+            try:
+                side.train(meter.count, meter, **settings)
+            except torch.OutOfMemoryError:
+                if side.rows == 1:
+                    raise
+                side.rows //= 2
+                free()
+            else:
+                return
+
+    yield take
 
 
-def take_trl_with_liger(setup: Setup, episodes: list[Episode], meter: Meter) -> None:
+@contextlib.contextmanager
+def load_trl_with_liger(setup: Setup, meter: Meter) -> Iterator[Take]:
     import liger_kernel  # type: ignore[import-not-found]  # noqa: F401
+    from transformers.models.qwen3 import modeling_qwen3
 
     if setup.device == "cpu":
         raise RuntimeError("Liger's kernels need a GPU")
-    take_trl(setup, episodes, meter, use_liger_kernel=True)
+    unpatched = dict(vars(modeling_qwen3))  # Liger replaces functions and classes of the module
+    try:
+        with load_trl(setup, meter, use_liger_kernel=True) as take:
+            yield take
+    finally:
+        vars(modeling_qwen3).update(unpatched)
 
 
 SIDES: dict[str, tuple[str, Side]] = {
-    "ours": ("Espalier", take_ours),
-    "trl": ("TRL `GRPOTrainer`", take_trl),
-    "trl_liger": ("TRL `GRPOTrainer`, Liger kernels", take_trl_with_liger),
+    "ours": ("Espalier", load_ours),
+    "trl": ("TRL `GRPOTrainer`", load_trl),
+    "trl_liger": ("TRL `GRPOTrainer`, Liger kernels", load_trl_with_liger),
 }
 
 
@@ -114,13 +154,22 @@ class Meter(Clock):
     def __init__(self, device: str, repeat: int):
         super().__init__(device)
         self.count = WARM + repeat + 1
+        self.loading: float | None = time.perf_counter()
+        """Start of the side, until its first workload is measured."""
+        self._weights_mb = 0.0
         self.reset()
 
     def reset(self) -> None:
-        self.seconds = []
-        self.peak_mb = 0.0
+        """Begin with another workload."""
+        self.seconds: list[float] = []
+        self.first_seconds = self.peak_mb = 0.0
         self.kernels: dict[str, Any] = {}
         self._profile: Any = None
+        self._began = time.perf_counter()
+
+    def loaded(self) -> None:
+        """Count memory from here."""
+        self._weights_mb = self._reserved_mb(start=True)
 
     @property
     def timed(self) -> list[float]:
@@ -128,7 +177,7 @@ class Meter(Clock):
 
     def begin(self) -> None:
         if not self.seconds:
-            self._before = self._reserved_mb(start=True)
+            self._reserved_mb(start=True)
         if len(self.seconds) == self.count - 1:
             self._profile = profiler(self.device)
             self._profile.start()
@@ -140,7 +189,9 @@ class Meter(Clock):
             self._profile.stop()
             self.kernels = activity(self._profile.events(), self.device)
             self._profile = None
-        self.peak_mb = max(self.peak_mb, self._reserved_mb() - self._before)
+        if len(self.seconds) == 1:
+            self.first_seconds = time.perf_counter() - (self.loading or self._began)
+        self.peak_mb = max(self.peak_mb, self._reserved_mb() - self._weights_mb)
 
     def _reserved_mb(self, start: bool = False) -> float:
         """Return the most MB that were reserved so far, or with `start` those that are reserved now."""
@@ -154,10 +205,10 @@ class Meter(Clock):
             return torch.cuda.memory_reserved() / 1e6
         return torch.cuda.max_memory_reserved() / 1e6
 
-    def figures(self, tokens: int, tflop: float, rate: float) -> dict[str, Any]:
-        """Return the results. tflop: operations of a step. rate: matrix rate in TFLOP/s."""
+    def figures(self, workload: dict[str, Any], rate: float) -> dict[str, Any]:
+        """Return the results. rate: matrix rate in TFLOP/s."""
         median = statistics.median(self.timed)
-        shares = {"matrix_share": round(tflop / rate / median, 4)}
+        shares = {"matrix_share": round(workload["tflop"] / rate / median, 4)}
         if "busy_seconds" in self.kernels:
             shares["busy_share"] = round(self.kernels["busy_seconds"] / median, 3)
         return {
@@ -166,9 +217,9 @@ class Meter(Clock):
                 "median": round(median, 4),
                 "max": round(max(self.timed), 4),
             },
-            "first_seconds": round(self.seconds[0], 2),
+            "first_seconds": round(self.first_seconds, 2),
             "repetitions": len(self.timed),
-            "tokens_per_s": round(tokens / median),
+            "tokens_per_s": round(workload["tokens"] / median),
             "peak_mb": round(self.peak_mb, 1),
             **self.kernels,
             **shares,
