@@ -1,52 +1,105 @@
 """LoRA layers with few kernels, for training on a GPU.
 
 PEFT computes `W x + (alpha / r) · B A x` (arXiv:2106.09685, section 3) with the adapter in float32 and the base in
-bfloat16: inputs and outputs are converted, and each sum and product is a kernel of its own, about 34 per layer, forward
-and backward. Here they are 15: A and B are rounded to the dtype of the base, as an engine does that serves them, the
-update is added by the matrix product itself, and gradients of A and B are sums in float32.
+bfloat16: inputs and outputs are converted, and each sum and product is a kernel of its own. Here A and (alpha / r) · B
+are rounded to the dtype of the base once a step, as an engine does that serves them; the update is added by the matrix
+product itself; and gradients of A and B are sums in float32. Layers of the same input (q, k, v; gate, up) are computed
+together: their A are one matrix, forward and backward, and the products add the gradients of their input.
 
 Layers that compute more than this (dropout, merged or several adapters, variants of LoRA, a quantized base, a base in
 float16, whose range small values of B leave) keep PEFT's forward pass, as do all layers on a CPU.
 
-Legend: N tokens, I inputs, O outputs, R rank.
+Legend: N tokens, I inputs, O outputs, R rank, K layers of a group.
 """
 
 from __future__ import annotations
 
-from types import MethodType
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
 DTYPES = (torch.float32, torch.bfloat16)
+TOGETHER = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
+"""Names of the layers of a module that get the same input. Layers that get another one are computed by themselves."""
 
 
 def fuse(model: Any) -> int:
     """Give the LoRA layers of a PEFT model the fused forward pass, and return their number."""
     from peft.tuners.lora.layer import Linear
 
-    layers = [
-        module
-        for module in model.modules()
-        if type(module) is Linear
-        and type(module.base_layer) is torch.nn.Linear
-        and module.base_layer.weight.dtype in DTYPES
-    ]
-    for layer in layers:
-        layer.forward = MethodType(_forward, layer)
-    return len(layers)
+    groups: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for name, module in model.named_modules():
+        if type(module) is Linear and type(module.base_layer) is torch.nn.Linear:
+            if module.base_layer.weight.dtype not in DTYPES:
+                continue
+            parent, _, last = name.rpartition(".")
+            kind = next((index for index, names in enumerate(TOGETHER) if last in names), None)
+            groups[(name, -1) if kind is None else (parent, kind)].append(module)
+    for layers in groups.values():
+        group = Group(layers)
+        for layer in layers:
+            layer.forward = partial(group.forward, layer)
+    return sum(map(len, groups.values()))
 
 
-def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    names = layer.active_adapters
-    if args or kwargs or len(names) != 1 or not _is_plain(layer, names[0]):
+class Group:
+    """LoRA layers of the same input. The first one that is called with it computes the outputs of all."""
+
+    def __init__(self, layers: Sequence[Any]):
+        self._layers = layers
+        self._outputs: dict[int, torch.Tensor] = {}
+        """Outputs that are not yet asked for, by id() of the layer."""
+        self._input: tuple[Any, ...] = ()
+        """The input that these belong to, as `_state`."""
+        self._rounded: dict[str, tuple[Any, ...]] = {}
+
+    def forward(self, layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the output of one of the layers."""
+        names = layer.active_adapters
+        if not args and not kwargs and len(names) == 1:
+            pending = self._outputs.pop(id(layer), None)
+            if pending is not None and self._is_input(x, names[0]):
+                return pending
+            scales = {each.scaling.get(names[0]) for each in self._layers}
+            if len(scales) == 1 and all(_is_plain(each, names[0]) for each in self._layers):
+                return self._compute(layer, x, names[0])
         result: torch.Tensor = type(layer).forward(layer, x, *args, **kwargs)
         return result
-    name, base = names[0], layer.base_layer
-    weights = base.weight, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight
-    out: torch.Tensor = _Lora.apply(x, *weights, layer.scaling[name])
-    return out
+
+    def _is_input(self, x: torch.Tensor, name: str) -> bool:
+        reference, *state = self._input
+        return reference() is x and state == [x._version, name, torch.is_grad_enabled()]
+
+    def _compute(self, layer: Any, x: torch.Tensor, name: str) -> torch.Tensor:
+        adapters = [(each.lora_A[name].weight, each.lora_B[name].weight) for each in self._layers]
+        bases = [(each.base_layer.weight, each.base_layer.bias) for each in self._layers]
+        scale = layer.scaling[name]
+        outs = _Lora.apply(x, self._round(name, x.dtype, adapters, scale), scale, bases, *chain(*adapters))
+        self._input = weakref.ref(x), x._version, name, torch.is_grad_enabled()
+        self._outputs = {id(each): out for each, out in zip(self._layers, outs, strict=True)}
+        own: torch.Tensor = self._outputs.pop(id(layer))
+        return own
+
+    @torch.no_grad()
+    def _round(
+        self, name: str, dtype: torch.dtype, adapters: Sequence[tuple[torch.Tensor, torch.Tensor]], scale: float
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the (K R, I) joined A and each scale · B, (O, R), rounded to the dtype of the base. Cached until a
+        parameter changes."""
+        state = [dtype, *((tensor.data_ptr(), tensor._version) for pair in adapters for tensor in pair)]
+        cached_state, rounded = self._rounded.get(name, (None, None))
+        if cached_state != state:
+            a_KRI = torch.cat([a_RI for a_RI, _ in adapters]).to(dtype)
+            rounded = a_KRI, [(b_OR * scale).to(dtype) for _, b_OR in adapters]
+            self._rounded[name] = state, rounded
+        assert rounded is not None
+        return rounded
 
 
 def _is_plain(layer: Any, name: str) -> bool:
@@ -67,34 +120,45 @@ class _Lora(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        weight_OI: torch.Tensor,
-        bias_O: torch.Tensor | None,
-        a_RI: torch.Tensor,
-        b_OR: torch.Tensor,
+        rounded: tuple[torch.Tensor, list[torch.Tensor]],
         scale: float,
-    ) -> torch.Tensor:
-        x_NI = x.reshape(-1, x.shape[-1])
-        ctx.dtypes = a_RI.dtype, b_OR.dtype
-        a_RI, b_OR = a_RI.to(x.dtype), b_OR.to(x.dtype)
-        ax_NR = x_NI @ a_RI.T
-        out_NO = linear(x_NI, weight_OI, bias_O).addmm_(ax_NR, b_OR.T, alpha=scale)
-        ctx.save_for_backward(x_NI, weight_OI, a_RI, b_OR, ax_NR)
-        ctx.scale = scale
-        return out_NO.view(*x.shape[:-1], -1)
+        bases: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+        *adapters: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the outputs of the layers. bases: weight and bias of each. adapters: A and B of each, which only get
+        gradients here."""
+        x_NI, (a_KRI, bs_OR) = x.reshape(-1, x.shape[-1]), rounded
+        ax_NKR = x_NI @ a_KRI.T
+        ctx.ranks = [b_OR.shape[1] for b_OR in bs_OR]
+        outs = [linear(x, *base) for base in bases]
+        for out, b_OR, ax_NR in zip(outs, bs_OR, ax_NKR.split(ctx.ranks, 1), strict=True):
+            out.view(len(x_NI), -1).addmm_(ax_NR, b_OR.T)
+        ctx.save_for_backward(x_NI, a_KRI, ax_NKR, *bs_OR, *(weight_OI for weight_OI, _ in bases))
+        ctx.scale, ctx.dtypes = scale, (adapters[0].dtype, adapters[1].dtype)
+        return tuple(outs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x_NI, weight_OI, a_RI, b_OR, ax_NR = ctx.saved_tensors
-        out_NO = grads[0].reshape(-1, grads[0].shape[-1])
-        ax_grad_NR = (out_NO @ b_OR).mul_(ctx.scale)
-        x_grad = a_grad_RI = b_grad_OR = None
+        x_NI, a_KRI, ax_NKR, *tensors = ctx.saved_tensors
+        layers = len(ctx.ranks)
+        outs_NO = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
+        ax_grad_NKR = torch.empty_like(ax_NKR)
+        for out_NO, b_OR, part_NR in zip(outs_NO, tensors[:layers], ax_grad_NKR.split(ctx.ranks, 1), strict=True):
+            torch.mm(out_NO, b_OR, out=part_NR)
+        x_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = (out_NO @ weight_OI).addmm_(ax_grad_NR, a_RI).view(*grads[0].shape[:-1], -1)
-        if ctx.needs_input_grad[3]:
-            a_grad_RI = product(ax_grad_NR.T, x_NI, ctx.dtypes[0])
-        if ctx.needs_input_grad[4]:
-            b_grad_OR = product(out_NO.T, ax_NR, ctx.dtypes[1]).mul_(ctx.scale)
-        return x_grad, None, None, a_grad_RI, b_grad_OR, None
+            x_grad_NI = ax_grad_NKR @ a_KRI
+            for out_NO, weight_OI in zip(outs_NO, tensors[layers:], strict=True):
+                x_grad_NI.addmm_(out_NO, weight_OI)
+            x_grad = x_grad_NI.view(*grads[0].shape[:-1], -1)
+        adapter_grads: list[torch.Tensor | None] = [None] * (2 * layers)
+        if any(ctx.needs_input_grad[4:]):
+            adapter_grads[::2] = product(ax_grad_NKR.T, x_NI, ctx.dtypes[0]).split(ctx.ranks)
+            adapter_grads[1::2] = [
+                product(out_NO.T, ax_NR, ctx.dtypes[1])
+                for out_NO, ax_NR in zip(outs_NO, (ax_NKR * ctx.scale).split(ctx.ranks, 1), strict=True)
+            ]
+        return x_grad, None, None, None, *adapter_grads
 
 
 def product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
