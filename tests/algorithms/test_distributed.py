@@ -25,6 +25,7 @@ from components.algorithms.preference.spec import DPOSpec, KTOSpec
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
 from components.algorithms.sft.spec import SFTSpec
 from components.algorithms.spec import AlgorithmSpec
+from components.models.fused_lora import fuse
 from components.models.spec import LoraSpec
 from components.trajectories.schema import Score, Trajectory
 from tests.algorithms.builders import MODEL, batch, make_context, make_policy, train_in
@@ -94,6 +95,7 @@ STEPS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
 ALONE = ("whole", "all weights learn")
 """Kinds that a single process also runs."""
 KINDS = [("whole", name) for name in STEPS] + [("sharded", name) for name in ("grpo", "sft")]
+KINDS += [("sharded, fused adapters", "grpo")]
 KINDS += [(kind, name) for kind in ("all weights learn", "in parts", "in parts, zero2") for name in ("grpo", "sft")]
 
 
@@ -154,8 +156,10 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
                 "after": [sharded.gather_tensor(parameter).flatten().tolist() for parameter in learning],
             }
             return tensors | {"metrics": [_steady(log) for log in logs]}
-        lora = MODEL.lora if kind in ("whole", "sharded") else None
+        lora = MODEL.lora if kind in ("whole", "sharded", "sharded, fused adapters") else None
         policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}))
+        if kind.endswith("fused adapters"):  # as on a GPU
+            assert fuse(policy.model)
         if kind not in ALONE:
             policy.shard("zero2" if kind.endswith("zero2") else "fsdp")
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
@@ -209,7 +213,7 @@ def together(base_dir, folder) -> dict[str, list[Any]]:
 def test_two_processes_take_the_step_of_one(base_dir, tmp_path, together):
     alone = {(kind, name): one_step(base_dir, tmp_path, kind, name) for kind, name in KINDS if kind in ALONE}
     for kind, name in KINDS:
-        same = kind if kind in ALONE else "whole" if kind == "sharded" else "all weights learn"
+        same = kind if kind in ALONE else "whole" if kind.startswith("sharded") else "all weights learn"
         assert_same_step(together["first_steps"], alone[same, name], kind, name)
 
 
