@@ -120,21 +120,21 @@ def quickstart(part: dict[str, Any]) -> str:
         return ""
     labels = list(dict.fromkeys(label for run in runs.values() for label in run["stages"]))
     rows = [
-        [f"`{label}`", *(_stage(run["stages"].get(label), run["kl_sampler"].get(label)) for run in runs.values())]
+        [f"`{label}`", *(_stage(run["stages"].get(label), run["sampler_gap"].get(label)) for run in runs.values())]
         for label in labels
     ]
     rows.append(["whole command (s)", *(f"{run['seconds']:.0f}" for run in runs.values())])
     rows.append(["first stage done (s)", *(f"{run['first_stage_seconds']:.0f}" for run in runs.values())])
     rows.append(["held-out success", *(f"{run['success']:.2f}" if "success" in run else "–" for run in runs.values())])
-    text = f"### The quickstart in {part['dtype']}\n\nSeconds, most memory of the GPU, and `train/kl_sampler`.\n\n"
+    text = f"### The quickstart in {part['dtype']}\n\nSeconds, most memory of the GPU, and `train/sampler_gap`.\n\n"
     return text + table(["Stage", *(NAMES[name] for name in runs)], rows)
 
 
 def _stage(figures: list[float] | None, gap: float | None) -> str:
     if figures is None:
         return "–"
-    divergence = "" if gap is None else f", {gap:.1e}"
-    return f"{figures[0]:.1f} s, {figures[1] / 1e3:.1f} GB{divergence}"
+    measured = "" if gap is None else f", {gap:.1e}"
+    return f"{figures[0]:.1f} s, {figures[1] / 1e3:.1f} GB{measured}"
 
 
 def served(part: dict[str, Any]) -> str:

@@ -55,14 +55,14 @@ RESULTS = {
                 "runs": {
                     "embedded": {
                         "stages": {"evaluate[start]": [4.0, 2100], "train[1]": [5.5, 6000]},
-                        "kl_sampler": {"train[1]": 2.5e-3},
+                        "sampler_gap": {"train[1]": 2.5e-3},
                         "seconds": 90.0,
                         "first_stage_seconds": 14.0,
                         "success": 0.8,
                     },
                     "vllm": {
                         "stages": {"evaluate[start]": [2.0, 18000]},
-                        "kl_sampler": {},
+                        "sampler_gap": {},
                         "seconds": 80.0,
                         "first_stage_seconds": 60.0,
                     },

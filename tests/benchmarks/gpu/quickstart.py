@@ -44,7 +44,7 @@ def measure(setup: Setup, report: Report, name: str, overrides: list[str]) -> No
     """Run the quickstart. Report its stages as they end."""
     root = setup.root(f"quickstart-{name}")
     words = [*setup.shape.experiment, f"root={root}", f"model.dtype={setup.dtype}", f"model.device={setup.device}"]
-    figures: dict[str, Any] = {"stages": {}, "kl_sampler": {}}
+    figures: dict[str, Any] = {"stages": {}, "sampler_gap": {}}
     report.result["runs"][name] = figures
     before = most = machine.used_mb() or 0.0  # of this process
     began = time.monotonic()
@@ -57,7 +57,7 @@ def measure(setup: Setup, report: Report, name: str, overrides: list[str]) -> No
                 if stage["label"] not in figures["stages"]:
                     figures["stages"][stage["label"]] = [stage["seconds"], round(most - before)]
                     figures.setdefault("first_stage_seconds", figures["seconds"])
-                    figures["kl_sampler"] |= gap(root, stage)
+                    figures["sampler_gap"] |= gap(root, stage)
                     most = before
                     report.update()
             if ended:
@@ -100,12 +100,12 @@ def stages(root: Path) -> list[dict[str, Any]]:
 
 
 def gap(root: Path, stage: dict[str, Any]) -> dict[str, float]:
-    """Return the divergence of sampler and trainer that a training measured, by its label."""
+    """Return the gap between sampler and trainer that a training measured, by its label."""
     manifest = root / "artifacts" / stage["key"] / "manifest.json"
     if stage["kind"] != "checkpoint" or not manifest.is_file():
         return {}
     metrics = json.loads(manifest.read_text()).get("metrics", {})
-    return {stage["label"]: metrics["kl_sampler"]} if "kl_sampler" in metrics else {}
+    return {stage["label"]: metrics["sampler_gap"]} if "sampler_gap" in metrics else {}
 
 
 def last_lines(log: Path) -> str:
