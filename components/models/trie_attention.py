@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from components.models.masks import FULL, AttentionRange, Paths, paths
 
@@ -84,9 +84,48 @@ def mask(
     if ends_N.device.type == "cpu":
         return TrieMask(ends_N, depths_N, reach)
     if flex_works():
-        count = len(ends_N)
-        return create_block_mask(visible(ends_N, depths_N, reach), None, None, count, count, device=str(ends_N.device))
+        return block_mask(ends_N, depths_N, reach)
     return dense_mask(ends_N, depths_N, reach)
+
+
+TILE = 128
+"""Number of queries and of keys of a block of FlexAttention."""
+
+
+def block_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL) -> BlockMask:
+    """Return the block mask of FlexAttention, in memory that grows with N and (N / TILE)²: `create_block_mask` computes
+    all N² pairs of nodes. No operation waits for the device.
+
+    A block of earlier keys matters to queries from j on if one of them has descendants from j on, and is visible as a
+    whole if all of them have all of these queries as descendants. In layers with a window, some blocks count as partly
+    visible that are not visible at all; the mask function hides their pairs.
+    """
+    count = len(ends_N)
+    tiles = -(-count // TILE)
+
+    def per_tile(values_N: torch.Tensor, fill: int) -> torch.Tensor:
+        return functional.pad(values_N, (0, tiles * TILE - count), value=fill).view(tiles, TILE)
+
+    tile_K = torch.arange(tiles, device=ends_N.device)
+    tile_Q1, first_N = tile_K[:, None], reach.first(depths_N)
+    visible_QK = (tile_K < tile_Q1) & (per_tile(ends_N, 0).amax(1) > tile_Q1 * TILE)
+    visible_QK &= per_tile(depths_N, -1).amax(1) >= per_tile(first_N, count).amin(1)[:, None]
+    full_QK = (tile_K < tile_Q1) & (per_tile(ends_N, count).amin(1) >= (tile_Q1 + 1) * TILE)
+    full_QK &= per_tile(depths_N, count).amin(1) >= per_tile(first_N, 0).amax(1)[:, None]
+    partial_QK = (visible_QK & ~full_QK) | (tile_K == tile_Q1)
+    return BlockMask.from_kv_blocks(
+        *_tiles(partial_QK),
+        *_tiles(full_QK),
+        BLOCK_SIZE=TILE,
+        mask_mod=visible(ends_N, depths_N, reach),
+        seq_lengths=(count, count),
+    )
+
+
+def _tiles(chosen_QK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the (1, 1, Q) number of chosen tiles of keys, and the (1, 1, Q, K) tiles with the chosen ones first."""
+    order_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen_QK.sum(-1, dtype=torch.int32)[None, None], order_QK.int()[None, None]
 
 
 def dense_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL) -> torch.Tensor:
@@ -317,8 +356,8 @@ def flex_works() -> bool:
         with torch.inference_mode(False), torch.enable_grad():  # the first caller may compute without gradients
             query = torch.randn(1, 2, count, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
             ends_N, depths_N = torch.full((count,), count, device="cuda"), torch.arange(count, device="cuda")
-            block_mask = create_block_mask(visible(ends_N, depths_N), None, None, count, count, device="cuda")
-            _compiled()(query, query[:, :1], query[:, :1], block_mask=block_mask, enable_gqa=True).sum().backward()
+            tiles = block_mask(ends_N, depths_N)
+            _compiled()(query, query[:, :1], query[:, :1], block_mask=tiles, enable_gqa=True).sum().backward()
     except Exception as error:  # noqa: BLE001  no compiler or no kernel for this GPU: the fallback is slower, not wrong
         log.warning("FlexAttention cannot be used, attention takes a dense mask: %s", error)
         return False

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 from itertools import product
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from components.algorithms.policy.packing import TokenSequence, pack
 from components.errors import ResourceError
 from components.models import attention, trie_attention
 from components.models.attention import grouped_attention, implementation, refuse_inexact
@@ -183,7 +187,7 @@ def test_attention_of_a_trie_and_its_gradient_are_those_of_a_dense_mask(reach, e
 @pytest.mark.parametrize("reach", REACHES, ids=str)
 def test_the_attention_of_a_gpu_is_the_same(reach, monkeypatch):
     """FlexAttention without a compiler, which computes on a CPU too."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
     monkeypatch.setattr(trie_attention, "_compiled", lambda: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)  # refuses gradients
@@ -191,8 +195,7 @@ def test_the_attention_of_a_gpu_is_the_same(reach, monkeypatch):
     options = {"dtype": torch.float64, "requires_grad": True}
     query, key, value = inputs = [torch.randn(1, heads, 12, 16, **options) for heads in (6, 2, 2)]
     inputs.append(torch.randn(6, **options))
-    rule = trie_attention.visible(ENDS_N, DEPTHS_N, reach)
-    block_mask = create_block_mask(rule, None, None, 12, 12, device="cpu")
+    block_mask = trie_attention.block_mask(ENDS_N, DEPTHS_N, reach)
     for cap, sinks_H in product((None, 0.7), (None, inputs[-1])):
         results = []
         for mask in (block_mask, trie_attention.mask(ENDS_N, DEPTHS_N, reach)):
@@ -200,6 +203,56 @@ def test_the_attention_of_a_gpu_is_the_same(reach, monkeypatch):
             results.append((out, *torch.autograd.grad(out.square().sum(), inputs, allow_unused=True)))
         for flex, blocks in zip(*results, strict=True):
             torch.testing.assert_close(flex, blocks, atol=1e-6, rtol=1e-6)
+
+
+def tiles(counts: torch.Tensor, indices: torch.Tensor) -> set[tuple[int, int]]:
+    """Return the tiles of queries and keys that FlexAttention computes."""
+    return {(row, int(key)) for row, count in enumerate(counts[0, 0]) for key in indices[0, 0, row, :count]}
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+def test_blocks_of_a_gpu_hold_what_is_visible(reach, monkeypatch):
+    """Random tries of several tiles: those of full attention are the ones that `create_block_mask` finds in all pairs;
+    with a window, some more may be computed."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    draw = random.Random(0)
+    monkeypatch.setattr(trie_attention, "TILE", 4)
+    for _ in range(12):
+        stem = [draw.randrange(9) for _ in range(draw.randrange(1, 30))]
+        sequences = [stem[: draw.randrange(1, 30)] + [draw.randrange(3) for _ in range(20)] for _ in range(4)]
+        (packed,) = pack([TokenSequence(tokens, [len(tokens) - 1]) for tokens in sequences], 1000)
+        arguments, count = (packed.ends_N, packed.positions_N, reach), len(packed.ends_N)
+        ours = trie_attention.block_mask(*arguments)
+        rule = trie_attention.visible(*arguments)
+        theirs = create_block_mask(rule, None, None, count, count, device="cpu", BLOCK_SIZE=4)
+        full, partial, all_full, all_partial = (
+            tiles(*columns)
+            for mask in (ours, theirs)
+            for columns in ((mask.full_kv_num_blocks, mask.full_kv_indices), (mask.kv_num_blocks, mask.kv_indices))
+        )
+        assert full == all_full
+        assert partial == all_partial or (reach != FULL and partial > all_partial and not partial & full)
+        assert ours.seq_lengths == theirs.seq_lengths == (count, count)
+
+
+def test_blocks_of_a_long_context_take_memory_by_tiles():
+    """131,072 nodes in four branches: all pairs would be 17 GB."""
+    sizes = set()
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            sizes.update(each.numel() for each in tree_leaves(result) if isinstance(each, torch.Tensor))
+            return result
+
+    count, branch = 1 << 17, 1 << 15
+    depths_N = torch.arange(count) % branch
+    with Sizes():
+        mask = trie_attention.block_mask((torch.arange(count) // branch + 1) * branch, depths_N)
+    assert max(sizes) <= (count // 128) * (count // 128 + 1)
+    assert mask.full_kv_num_blocks.sum() == 4 * 256 * 255 // 2
+    assert mask.kv_num_blocks.sum() == count // 128
 
 
 @pytest.mark.parametrize(("heads", "shared"), HEADS)
