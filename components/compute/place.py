@@ -33,6 +33,8 @@ class Offer:
     """US dollars per hour for all nodes; None without an offer."""
     problem: str | None = None
     """Reason why there is no offer; None with one."""
+    source: str | None = None
+    """Source of the price; None: the provider's `price_source`."""
 
 
 def offers(places: Mapping[str, Place]) -> dict[str, Offer]:

@@ -174,16 +174,21 @@ class _Planner:
         return self._offers[name].price
 
     def prices(self) -> Iterator[str]:
-        """Yield a message for each place of a pending stage with its provider's offer."""
-        pending = [stage for stage in self.planned if stage.status != "cached"]
-        used = {self.spec.compute.placement(stage.stage) for stage in pending}
+        """Yield a message with the machine and the price of each place of pending stages: the price of `compute`, else
+        that of its provider."""
+        compute = self.spec.compute
+        kinds = list(dict.fromkeys(stage.stage for stage in self.planned if stage.status != "cached"))
+        used = {compute.placement(kind) for kind in kinds}
+        for kind in kinds:
+            if (price := compute.hourly_price(kind)) and compute.place(kind).remote:
+                yield f"{kind} on {self._where(kind)}: {price:.2f} per hour by compute.prices"
         for name, offer in (self._offers or {}).items():
             if name not in used:
                 continue
             if offer.price is None:
                 yield f"{name}: unknown price: {offer.problem}"
             else:
-                source = self.spec.compute.places[name].price_source
+                source = offer.source or compute.places[name].price_source
                 advice = "set compute.prices to count it in the run's cost"
                 yield f"{name}: {offer.machine}, {offer.price:.2f} per hour by {source}; {advice}"
 

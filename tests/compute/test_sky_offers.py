@@ -11,6 +11,7 @@ from components.compute.local.spec import LocalPlace
 from components.compute.place import Offer
 from components.compute.place import offers as offers_of_all
 from components.compute.sky import spec as module
+from components.compute.sky.optimizer import CATALOGUE
 from components.compute.sky.spec import SkyPlace, offers
 
 VMS = """\
@@ -21,6 +22,7 @@ gpu_1x_h100,H100,1.0,26.0,200.0,"{'Gpus': [{'Name': 'H100', 'Manufacturer': 'NVI
 'MemoryInfo': {'SizeInMiB': 81920}}], 'TotalGpuMemoryInMiB': 81920}",2.29,us-south-1,
 cpu_4x,,,4.0,16.0,,0.11,us-west-1,
 """
+LISTED = "from components.compute.sky.optimizer import main; raise SystemExit(main())"
 PROGRAM = """
 from sky import check, global_user_state, skypilot_config
 from sky.clouds import cloud
@@ -32,8 +34,8 @@ raise SystemExit(main())
 """
 
 
-@pytest.mark.timeout(1800)
-def test_skypilot_chooses_the_cheapest_that_has_what_is_asked_for(tmp_path):
+def offered(tmp_path, program):
+    """The offers for four places, from the catalog."""
     catalogs = tmp_path / ".sky" / "catalogs" / "v8"
     (catalogs / "lambda").mkdir(parents=True)
     (catalogs / "lambda" / "vms.csv").write_text(VMS)
@@ -47,7 +49,7 @@ def test_skypilot_chooses_the_cheapest_that_has_what_is_asked_for(tmp_path):
         "none": SkyPlace(accelerators="H100:8"),
     }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         input=json.dumps({name: place.model_dump() for name, place in places.items()}),
         env={**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
         capture_output=True,
@@ -55,12 +57,26 @@ def test_skypilot_chooses_the_cheapest_that_has_what_is_asked_for(tmp_path):
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    offer_by_name = {name: Offer(**offer) for name, offer in json.loads(done.stdout).items()}
+    return {name: Offer(**offer) for name, offer in json.loads(done.stdout).items()}
+
+
+@pytest.mark.timeout(1800)
+def test_skypilot_chooses_the_cheapest_that_has_what_is_asked_for(tmp_path):
+    offer_by_name = offered(tmp_path, PROGRAM)
     assert offer_by_name["one"] == Offer("gpu_1x_h100 on lambda/us-south-1", 2.29)
     assert offer_by_name["three"] == Offer("3 × gpu_1x_h100 on lambda/us-south-1", pytest.approx(6.87))
     assert offer_by_name["cpu"] == Offer("cpu_4x on lambda/us-west-1", 0.11)
     assert offer_by_name["none"].price is None
     assert "H100:8 on any cloud that is enabled is not available" in offer_by_name["none"].problem
+
+
+@pytest.mark.timeout(1800)
+def test_without_credentials_the_price_is_that_of_the_catalogue(tmp_path):
+    offer_by_name = offered(tmp_path, LISTED)
+    assert offer_by_name["one"] == Offer("gpu_1x_h100 on lambda", 2.29, source=CATALOGUE)
+    assert offer_by_name["three"] == Offer("3 × gpu_1x_h100 on lambda", pytest.approx(6.87), source=CATALOGUE)
+    assert offer_by_name["cpu"] == Offer("cpu_4x on lambda", 0.11, source=CATALOGUE)
+    assert "SkyPilot has no access to any cloud" in offer_by_name["none"].problem
 
 
 @pytest.mark.parametrize(

@@ -373,6 +373,7 @@ def test_machines_that_skypilot_provides_are_priced_by_its_optimizer(tmp_path, m
     text = show(found)
     assert "cpu: cpu_4x on lambda/us-west-1, 0.50 per hour by SkyPilot's optimizer" in text
     assert "gpu: unknown price: H100:1 is not available" in text
+    assert "judge on own: 2+ CPUs on slurm: 9.00 per hour by compute.prices" in text
     assert "idle:" not in text  # no stage of this run is there
     kept = plan(spec_of(tmp_path, **shared), ask=ask)
     assert (kept.cost, len(asked)) == (0, 1)  # everything is found, nothing is asked
