@@ -42,7 +42,6 @@ CLUSTER = [
     "algorithm.gradient_checkpointing=true",
     "compute=sky",
     "compute.places.sky_h100.accelerators=H100:8",
-    "compute.places.sky_h100.processes=8",
     "store=s3://BUCKET/PREFIX",
 ]
 SHARDED = ["compute.places.sky_h100.strategy=fsdp"]

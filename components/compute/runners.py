@@ -22,12 +22,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from components import errors
 from components.errors import EspalierError, Problem, SpecError, WaitTimeout
+from components.models.gpus import VISIBLE, visible_gpus
 
 if TYPE_CHECKING:
     from components.compute.cluster import Submit
@@ -87,6 +88,15 @@ class StageProcess:
         return [sys.executable, "-m", self.module, *self.options]
 
 
+def on_own_gpu(process: StageProcess, lane: int) -> StageProcess:
+    """Return the process with one GPU of this machine, another one for each lane as far as they suffice."""
+    gpus = visible_gpus()
+    if len(gpus) < 2:
+        return process
+    inherited = os.environ if process.environment is None else process.environment
+    return replace(process, environment={**inherited, VISIBLE: gpus[lane % len(gpus)]})
+
+
 @dataclass(frozen=True)
 class RunnerContext:
     """Part of a run that its runners share."""
@@ -106,6 +116,8 @@ class RunnerContext:
     """Shows a line to the user."""
     submit: Submit | None = None
     """Submits jobs to clusters; None outside of a Prefect flow."""
+    lane: int = 0
+    """Number of the runner among those whose stages run at the same time."""
 
 
 class Runner(ABC):
@@ -274,10 +286,6 @@ class KeptProcessRunner(ProcessRunner):
     (`--requests`)."""
 
     _child: subprocess.Popen | None = None
-
-    def another(self) -> KeptProcessRunner:
-        """Return a runner of the same stages with a process of its own."""
-        return KeptProcessRunner(self._process, self._command)
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage, as ProcessRunner does. After a failed stage the next one gets a new process."""

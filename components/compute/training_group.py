@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from components.errors import Problem
 from components.models.spec import ModelSpec
 
 Strategy = Literal["ddp", "zero2", "fsdp"]
+
+
+def _at_least_one(value: int | str) -> int | str:
+    if value != "auto" and int(value) < 1:
+        raise ValueError("at least 1, or auto")
+    return value
+
+
+Processes = Annotated[int | Literal["auto"], AfterValidator(_at_least_one)]
+"""Number of training processes on each machine; `auto`: one for each of its GPUs, one without a GPU."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICES = Path("/dev")
 """Folder of the device files."""
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -17,7 +18,7 @@ OLDEST_DRIVER = {13: 580, 12: 525}
 def visible_gpus() -> list[str]:
     """Return the GPUs that a process may use, as names for `CUDA_VISIBLE_DEVICES`."""
     present = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = os.environ.get(VISIBLE)
     if not present or chosen is None:
         return [str(index) for index in range(len(present))]
     names: list[str] = []

@@ -26,6 +26,7 @@ from components.compute.runners import (
     RunnerContext,
     StageProcess,
     StageResult,
+    on_own_gpu,
 )
 from components.compute.snapshot import RECORD, Snapshot
 from components.compute.watchdog import Watchdog, watch
@@ -151,7 +152,7 @@ class Execution:
         self._codes: set[str] = set()
         self._machine_seconds: dict[str, float] = {}
         """Seconds of the machines of a stage whose shards have one each, by label."""
-        self.second = KeptProcessRunner(process)
+        self.second = KeptProcessRunner(on_own_gpu(process, 1))  # this process computes on the first
         """Runner of background work: a separate process whose models stay loaded between rounds."""
         self._background: dict[int, KeptProcessRunner] = {}
 
@@ -276,7 +277,7 @@ class Execution:
         """Return the runner of background work in a lane; works in progress at the same time have different lanes."""
         runner = self._background.get(lane, self.second)
         if runner.stopped or (lane and runner is self.second):
-            runner = self.second.another()
+            runner = KeptProcessRunner(on_own_gpu(self._runner_context.process, 1 + lane))
         self._background[lane] = runner
         return runner
 
@@ -286,7 +287,8 @@ class Execution:
         place = self.spec.compute.placement(stage)
         name = _lane_name(place, lane)
         if name not in self._runners:
-            self._runners[name] = self.spec.compute.places[place].runner(name, self._runner_context)
+            context = replace(self._runner_context, lane=lane)
+            self._runners[name] = self.spec.compute.places[place].runner(name, context)
         return self._runners[name]
 
     def drop_runner(self, stage: str, lane: int) -> None:

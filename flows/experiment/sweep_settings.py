@@ -110,7 +110,7 @@ class LauncherSpec(Spec):
             yield Problem(f"places.{name}.cluster", message, "hydra.launcher.n_jobs=1")
         if place.nodes > 1:
             yield Problem(f"places.{name}.nodes", f"{place.nodes}: a point runs on one machine; expected 1")
-        if place.processes > 1:
+        if place.processes not in ("auto", 1):
             message = f"{place.processes}: a point is a whole run, whose own compute distributes its training"
             yield Problem(f"places.{name}.processes", f"{message}; expected 1", "compute=torchrun")
 

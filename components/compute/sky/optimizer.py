@@ -21,7 +21,6 @@ from components.compute.sky.spec import SkyPlace
 from components.compute.sky.task import resources
 from components.errors import EspalierError
 
-
 CATALOGUED = ("aws", "gcp", "azure", "lambda", "runpod")
 """Clouds of docs/guides/cloud.md whose prices SkyPilot's catalogue lists."""
 CATALOGUE = "SkyPilot's catalogue (no cloud is enabled here: `sky check`)"
@@ -71,10 +70,12 @@ def _cheapest(wanted: Any, cloud: str) -> tuple[float, str, str] | None:
         else:
             machines = [catalog.get_default_instance_type(**size, clouds=cloud)]
         machine = machines[0] if machines else None
-        price = machine and catalog.get_hourly_cost(machine, wanted.use_spot, wanted.region, None, clouds=cloud)
+        if machine is None:
+            return None
+        price = catalog.get_hourly_cost(machine, wanted.use_spot, wanted.region, None, clouds=cloud)
     except Exception:  # noqa: BLE001  without a network there is no catalogue, and each cloud fails in its own way
         return None
-    return (price, machine, cloud) if price and math.isfinite(price) else None
+    return (price, machine, cloud) if math.isfinite(price) else None
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from pydantic import Field, field_validator, model_validator
 
 from components.compute.place import Offer, Place
 from components.compute.runners import RunnerContext
-from components.compute.training_group import Strategy, TrainingGroup
+from components.compute.training_group import Processes, Strategy, TrainingGroup
 from components.errors import Problem, ResourceError
 from components.specs import FieldError
 
@@ -64,7 +64,7 @@ class SkyPlace(Place):
     infra: str | None = None
     """Infrastructure: `aws`, `gcp/us-central1`, `lambda`, `runpod`, `kubernetes`, `slurm/CLUSTER`. None: the cheapest
     of the enabled ones (`sky check`)."""
-    accelerators: str | None = None
+    accelerators: str | None = Field(None, pattern=r"^[A-Za-z0-9][\w.-]*(:\d+(\.\d+)?)?$")
     """GPUs of each node, such as `H100:1` or `L4:8`; None requests none."""
     cpus: str | None = None
     """CPUs of each node, such as `4`, or `4+` for at least 4; None leaves the choice to SkyPilot."""
@@ -79,8 +79,8 @@ class SkyPlace(Place):
     nodes: int = Field(1, ge=1)
     """Number of nodes. With more than one, `root` must be on a disk that they share. Training runs on all of them; any
     other stage runs on one, and the others wait for its artifact."""
-    processes: int = Field(1, ge=1)
-    """Training processes per node: one for each of its GPUs."""
+    processes: Processes = "auto"
+    """Training processes per node. `auto`: one for each GPU of `accelerators`, one without."""
     strategy: Strategy = "ddp"
     """Sharding across the training processes, as in `torchrun`: `ddp`, `zero2` or `fsdp`."""
     group_timeout: float = Field(1800.0, gt=0)
@@ -142,7 +142,9 @@ class SkyPlace(Place):
 
     @property
     def group(self) -> TrainingGroup:
-        return TrainingGroup(self.processes, self.strategy, self.group_timeout, self.nodes)
+        _, _, gpus = (self.accelerators or "").partition(":")
+        count = max(1, int(float(gpus or 1))) if self.processes == "auto" else self.processes
+        return TrainingGroup(count, self.strategy, self.group_timeout, self.nodes)
 
     @property
     def hardware(self) -> Hardware:

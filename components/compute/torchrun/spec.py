@@ -13,15 +13,17 @@ from pydantic import Field
 
 from components.compute.place import Place
 from components.compute.runners import ProcessRunner, RunnerContext, StageProcess
-from components.compute.training_group import Strategy, TrainingGroup
+from components.compute.training_group import Processes, Strategy, TrainingGroup
+from components.models.gpus import visible_gpus
 
 
 class TorchrunPlace(Place):
     """Several processes that train together. Only stages that train run here."""
 
     name: Literal["torchrun"] = "torchrun"
-    processes: int = Field(2, ge=1)
-    """Number of processes per machine: one per GPU, or on CPUs the number that shares its cores."""
+    processes: Processes = 2
+    """Number of processes per machine: one per GPU, or on CPUs the number that shares its cores. `auto`: as many as
+    this machine has GPUs, one without a GPU."""
     strategy: Strategy = "ddp"
     """Sharding across the processes. `ddp`: none, each holds everything; `zero2`: gradients and optimizer state, and
     the weights between two steps; `fsdp`: weights too, except the layer being computed."""
@@ -30,7 +32,8 @@ class TorchrunPlace(Place):
 
     @property
     def group(self) -> TrainingGroup:
-        return TrainingGroup(self.processes, self.strategy, self.timeout)
+        count = len(visible_gpus()) or 1 if self.processes == "auto" else self.processes
+        return TrainingGroup(count, self.strategy, self.timeout)
 
     def refusal(self, name: str, stage: str, distributed: Sequence[str]) -> str | None:
         if stage in distributed:
@@ -42,7 +45,14 @@ class TorchrunPlace(Place):
 
     def command(self, process: StageProcess) -> list[str]:
         """Return the command that starts the processes of a stage."""
-        launch = ["-m", "components.compute.launch", "--processes", str(self.processes), "--log", str(process.log)]
+        launch = [
+            "-m",
+            "components.compute.launch",
+            "--processes",
+            str(self.group.processes),
+            "--log",
+            str(process.log),
+        ]
         return [sys.executable, *launch, "--", process.module, *process.options, *self.group.options()]
 
     def runner(self, name: str, context: RunnerContext) -> ProcessRunner:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -32,6 +33,7 @@ from components.inference.vllm.launch import RANKS, flags, vllm_environment, vll
 from components.inference.vllm.memory import free_share
 from components.inference.vllm.start_errors import explain
 from components.models.byte_level import byte_level_tokenizer
+from components.models.gpus import visible_gpus
 from components.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -212,6 +214,9 @@ def options(
         values["gpu-memory-utilization"] = free_share(sleeps=spec.sleep > 0) if share is None else share
         if spec.max_batch is not None:
             values["max-cudagraph-capture-size"] = capture_size(spec.max_batch)
+        shards = [int(spec.arguments.get(f"{kind}-parallel-size", 1)) for kind in ("tensor", "pipeline")]
+        if (ranks := len(visible_gpus()) // math.prod(shards)) > 1:
+            values["data-parallel-size"] = ranks  # each has the whole model, and adapters are loaded into all
     if spec.sleep:
         values["enable-sleep-mode"] = True
     if spec.prefix_caching is not None:
