@@ -40,12 +40,17 @@ TURNS = 5
 EPISODES = 8
 
 
-class Waiting:
-    """A conversation of `TURNS` turns, each of which takes `seconds`, and which ends well."""
+def prompt(scenario: str) -> str:
+    return f"Tell me about {scenario}."
 
-    def __init__(self, train: int = 64, seconds: float = 0.2):
+
+class Waiting:
+    """A conversation of `last` turns, each of which takes `seconds`, and which ends well."""
+
+    def __init__(self, train: int = 64, seconds: float = 0.2, last: int = TURNS):
         self.train = train
         self.seconds = seconds
+        self.last = last
 
     def scenarios(self, split: str) -> list[Scenario]:
         count = {"train": self.train, "heldout": 1}.get(split, 0)
@@ -56,12 +61,12 @@ class Waiting:
 
     def reset(self, scenario: Scenario) -> list[dict[str, Any]]:
         self.turns = 0
-        return [{"role": "user", "content": f"Tell me about {scenario.id}."}]
+        return [{"role": "user", "content": prompt(scenario.id)}]
 
     async def step(self, action: dict[str, Any]) -> Step:
         await asyncio.sleep(self.seconds)
         self.turns += 1
-        done = self.turns == TURNS
+        done = self.turns == self.last
         return Step([] if done else [{"role": "user", "content": "Go on."}], float(done), done, {"success": done})
 
     def close(self) -> None: ...
@@ -80,10 +85,10 @@ def measure(
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: the trainer leaves a core to the engine
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="espalier-overlap-") as folder:
-        first = _Run(Path(folder), "first", seconds / TURNS, rounds=2, epochs=16, overlap=0)
+        first = _run(Path(folder), "first", seconds / TURNS, rounds=2, epochs=16, overlap=0)
         epochs = max(1, round(16 * seconds / ratio / first.seconds("train[2]")))  # the first also loads
         for number in overlaps:
-            run = _Run(Path(folder), f"overlap-{number}", seconds / TURNS, rounds=rounds, epochs=epochs, overlap=number)
+            run = _run(Path(folder), f"overlap-{number}", seconds / TURNS, rounds=rounds, epochs=epochs, overlap=number)
             measured.append(
                 {
                     "overlap": number,
@@ -102,29 +107,35 @@ def measure(
     return found
 
 
-class _Run:
-    """One run; `per_hour` are its rounds."""
+def _run(folder: Path, name: str, step: float, *, rounds: int, epochs: int, overlap: int) -> Rounds:
+    root = folder / name
+    root.mkdir()
+    (folder / "models").mkdir(exist_ok=True)
+    (root / "models").symlink_to(folder / "models")
+    return Rounds(root, _experiment(root, step, rounds, epochs, overlap))
 
-    def __init__(self, folder: Path, name: str, step: float, *, rounds: int, epochs: int, overlap: int):
-        root = folder / name
-        root.mkdir()
-        (folder / "models").mkdir(exist_ok=True)
-        (root / "models").symlink_to(folder / "models")
-        spec = validate(ExperimentSpec, _experiment(root, step, rounds, epochs, overlap))
+
+class Rounds:
+    """One run, by its stages without Prefect and MLflow. `ended` are the ends of its rounds by the monotonic clock,
+    `per_hour` the rounds between the first and the last but one."""
+
+    def __init__(self, root: Path, experiment: dict[str, Any]):
+        spec = validate(ExperimentSpec, experiment)
         self.execution = Execution(spec, Context.at(root), Console(io.StringIO()), None, root / "log")
-        ended: list[float] = []
+        self.ended: list[float] = []
         try:
             run = Run(
                 spec,
                 self.execution.artifact,
                 Concurrent(self.execution, lambda run: lambda label, step, request: run(label, step, request).artifact),
-                on_round=lambda number, artifacts: ended.append(time.monotonic()),
+                on_round=lambda number, artifacts: self.ended.append(time.monotonic()),
             )
             run.execute()
         finally:
             self.execution.close()
             self.execution.context.warm.close()
-        self.per_hour = 3600 * (rounds - 2) / (ended[-2] - ended[0]) if rounds > 2 else 0.0
+        ends = self.ended[:-1]
+        self.per_hour = 3600 * (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 else 0.0
 
     def seconds(self, label: str) -> float:
         return self.execution.done[label].seconds

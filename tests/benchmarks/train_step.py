@@ -1,7 +1,6 @@
 """One gradient step of GRPO on the same trajectories: ours, TRL's GRPOTrainer, and padded batches of our own.
 
     python tests/benchmarks/train_step.py [--json] [--workload a ...] [--repeat 3] [--model smollm2|tiny] [--scale 1]
-    python tests/benchmarks/train_step.py --exact [--workload a ...]
 
 Groups of 8, LoRA of rank 8 on all linear layers, float32 on a CPU:
 
@@ -22,8 +21,7 @@ trajectories, padding and repetition not counted.
 
 `bound` is the ratio of counted operations, forward and backward (base weights have no gradient of their own): linear
 layers, attention and head of the padded batch, over those of the distinct tokens with the head at the tokens that are
-learned. `grad_rel_error` compares the gradients of ours and padded, both in float32. `--exact` says how far each is
-from the padded one in float64: what rounding alone makes of it.
+learned. `grad_rel_error` compares the gradients of ours and padded, both in float32.
 """
 
 from __future__ import annotations
@@ -522,27 +520,6 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     }
 
 
-def exactness(name: str, options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """How far the gradients of ours and padded are from that of float64: norm of the difference over its norm."""
-    import torch
-
-    from components.models import weights
-
-    base_dir = weights.prepare(model_spec(options.model), options.cache)
-    vocabulary = json.loads((base_dir / "config.json").read_text())["vocab_size"]
-    episodes = workload(name, vocabulary, options.scale)
-    found = {form: build(form, name, episodes, options, folder).gradient() for form in ("ours", "padded")}
-    double = Padded(base_dir, model_spec(options.model), episodes, 1, folder, "float64")
-    torch.set_default_dtype(torch.float64)  # rewards and advantages too
-    exact = double.gradient()
-    torch.set_default_dtype(torch.float32)
-    size = sum(value.square().sum() for value in exact.values()).sqrt()
-    return {
-        form: float(sum((one[key] - exact[key]).square().sum() for key in exact).sqrt() / size)
-        for form, one in found.items()
-    }
-
-
 def summary(values: list[float]) -> dict[str, float]:
     found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
     return {name: round(value, 3) for name, value in found.items()}
@@ -563,16 +540,6 @@ def trimmed_mb() -> float:
     return highest_mb()
 
 
-def one_form(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    from components.models import weights
-
-    (name,) = options.workload
-    vocabulary = json.loads((weights.prepare(model_spec(options.model), options.cache) / "config.json").read_text())
-    form = build(options.form, name, workload(name, vocabulary["vocab_size"], options.scale), options, folder)
-    seconds, peak = with_peak(form.step)
-    return {"seconds": round(seconds, 3), "peak_mb": peak}
-
-
 def highest_mb() -> float:
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
@@ -588,8 +555,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="of a micro-batch of TRL's and of the padded one")
     parser.add_argument("--pack-tokens", type=int)
     parser.add_argument("--cache", type=Path, help="folder of converted weights; without it they are converted anew")
-    parser.add_argument("--exact", action="store_true", help="gradients against float64, in place of times")
-    parser.add_argument("--form", choices=FORMS, help="one step of this one alone: its seconds and memory")
     return parser.parse_args()
 
 
@@ -600,13 +565,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="espalier-train-step-") as temporary:
         folder = Path(temporary)
         options.cache = options.cache or folder
-        if options.form:
-            print(json.dumps(one_form(options, folder)))
-            return
-        if options.exact:
-            for name in options.workload:
-                print(name, json.dumps(exactness(name, options, folder)), flush=True)
-            return
         results = {}
         for name in options.workload:
             results[name] = found = measure(name, options, folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.benchmarks import train_step
 from tests.benchmarks.gpu.report import Report
 from tests.benchmarks.gpu.setup import Setup, free
 from tests.benchmarks.train_step import Episode, Ours, Padded
@@ -23,7 +22,7 @@ def run(setup: Setup, report: Report) -> None:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    episodes = train_step.workload("d", setup.shape.vocabulary, setup.shape.scale)
+    episodes = setup.workload("d")
     reference = Padded(setup.base_dir, setup.step_model("float32"), episodes, ROWS, setup.folder)
     exact, gradient = reference.logprobs(), reference.gradient()
     adapter = {name: value.detach() for name, value in reference.model.named_parameters() if value.requires_grad}

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 GRACE = 15.0
@@ -41,6 +43,21 @@ def limit(seconds: float, stuck: Callable[[], Any]) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
         watchdog.cancel()
+
+
+@contextlib.contextmanager
+def session(words: list[str], log: Path, **options: Any) -> Iterator[Any]:
+    """Start Python in a session of its own, and end all of the session at the end of the context. Output without a pipe
+    goes to a file."""
+    with open(log, "wb") as output:
+        options = {"stdin": subprocess.DEVNULL, "stdout": output, **options}
+        process = subprocess.Popen([sys.executable, *words], stderr=output, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def restart(words: list[str]) -> NoReturn:

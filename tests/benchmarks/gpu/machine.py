@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -12,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from docs.results import processor
+
 CODE = Path(__file__).resolve().parents[3]
 PACKAGES = (
     "torch", "triton", "transformers", "trl", "liger-kernel", "peft", "accelerate", "datasets", "vllm", "numpy",
@@ -20,13 +23,8 @@ NO_VLLM = "vLLM is not installed here; name the interpreter of its environment b
 CLOCKS = {
     "sm_clock_mhz": "clocks.sm",
     "sm_clock_max_mhz": "clocks.max.sm",
-    "memory_clock_mhz": "clocks.mem",
-    "power_w": "power.draw",
-    "power_limit_w": "power.limit",
-    "temperature_c": "temperature.gpu",
     "throttle_reasons": "clocks_throttle_reasons.active",
 }
-"""Fields of `nvidia-smi --query-gpu`."""
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -86,28 +84,13 @@ def smi(fields: list[str]) -> dict[str, str] | None:
 
 def commit() -> str | None:
     """Return the commit of the code, with `+` if files differ from it; None without git. The environment variable
-    ESPALIER_COMMIT names it for a copy of the files whose repository is at another commit."""
+    ESPALIER_COMMIT names it for a copy of the files without their repository."""
     if named := os.environ.get("ESPALIER_COMMIT"):
         return named
-    git = ["git", "-C", str(CODE)]
-    try:
-        name = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no", "--", "components", "flows", "tests/benchmarks"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return name.stdout.strip() + ("+" if changed.stdout.strip() else "")
-
-
-def processor() -> str:
-    """Return the name of the processor, and the number of cores that this process may use."""
-    from docs.results import processor
-
-    return processor()
+    command = ["git", "-C", str(CODE), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    return None
 
 
 def installed(package: str) -> str | None:

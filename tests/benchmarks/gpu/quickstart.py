@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.gpu import machine
+from tests.benchmarks.gpu.limits import session
 from tests.benchmarks.gpu.report import Report
 from tests.benchmarks.gpu.setup import GPU_MEMORY, Setup
 
@@ -43,12 +39,12 @@ def vllm_overrides(setup: Setup) -> list[str]:
 def measure(setup: Setup, report: Report, name: str, overrides: list[str]) -> None:
     """Run the quickstart. Report its stages as they end."""
     root = setup.root(f"quickstart-{name}")
-    words = [*setup.shape.experiment, f"root={root}", f"model.dtype={setup.dtype}", f"model.device={setup.device}"]
+    words = [setup.shape.experiment, f"root={root}", f"model.dtype={setup.dtype}", f"model.device={setup.device}"]
     figures: dict[str, Any] = {"stages": {}, "sampler_gap": {}}
     report.result["runs"][name] = figures
     before = most = machine.used_mb() or 0.0  # of this process
     began = time.monotonic()
-    with command([*words, *overrides], root / "output.log") as process:
+    with session(["-m", "flows.run", *words, *overrides], root / "output.log", cwd=machine.CODE) as process:
         while True:
             ended = process.poll() is not None
             most = max(most, machine.used_mb() or 0.0)
@@ -64,31 +60,10 @@ def measure(setup: Setup, report: Report, name: str, overrides: list[str]) -> No
                 break
             time.sleep(INTERVAL)
     if process.returncode:
-        report.skip(name, f"exit code {process.returncode}: {last_lines(root / 'output.log')}")
-        return
+        return report.skip(name, f"exit code {process.returncode}: {last_lines(root / 'output.log')}")
     result = json.loads((root / "output.log").read_text().splitlines()[-1])
     figures |= {key: result[key] for key in ("success_start", "success_sft", "success", "stage_seconds")}
-    report.update()
-
-
-@contextlib.contextmanager
-def command(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `flows.run` in a session of its own, and end all of the session at the end of the context."""
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.run", *words],
-            cwd=machine.CODE,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return report.update()
 
 
 def stages(root: Path) -> list[dict[str, Any]]:

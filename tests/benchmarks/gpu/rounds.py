@@ -9,54 +9,25 @@ Espalier generates with the embedded engine and TRL, on a CPU always, with trans
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from components.environments.protocol import Step
-from components.trajectories.schema import Scenario
 from tests.benchmarks.gpu import machine
+from tests.benchmarks.gpu.limits import session
 from tests.benchmarks.gpu.quickstart import last_lines
 from tests.benchmarks.gpu.report import Report
 from tests.benchmarks.gpu.served import start_vllm
 from tests.benchmarks.gpu.setup import ALPHA, GPU_MEMORY, GROUP, RANK, Setup, free
+from tests.benchmarks.overlap import Rounds, prompt
 
 LEARNING_RATE = 1e-5
 SCRIPT = Path(__file__).with_name("trl_rounds.py")
-
-
-class OneAnswer:
-    """Environment with one answer to each prompt."""
-
-    def __init__(self, count: int = 16):
-        self.count = count
-
-    def scenarios(self, split: str) -> list[Scenario]:
-        count = {"train": self.count, "heldout": 1}.get(split, 0)
-        return [Scenario(f"{split}-{number}", {"prompt": prompt(number)}, split) for number in range(count)]
-
-    def tools(self) -> list[dict[str, Any]]:
-        return []
-
-    def reset(self, scenario: Scenario) -> list[dict[str, Any]]:
-        return [{"role": "user", "content": scenario.input["prompt"]}]
-
-    async def step(self, action: dict[str, Any]) -> Step:
-        return Step([], 0.0, True, {"success": True})
-
-    def close(self) -> None: ...
-
-
-def prompt(number: int) -> str:
-    return f"Tell story {number} of a lamp, a kettle and a chair in a small shop, in a few sentences."
 
 
 class TokenReward:
@@ -91,76 +62,47 @@ def run(setup: Setup, report: Report) -> None:
 
 
 def ours(setup: Setup, *, with_vllm: bool) -> dict[str, Any]:
-    """Run the stages of an experiment without Prefect and MLflow, as `tests.benchmarks.overlap` does."""
-    from components.specs import validate
-    from flows.execution.executor import Execution
-    from flows.execution.overlap import Concurrent
-    from flows.experiment.spec import ExperimentSpec
-    from flows.recipes.run import Run
-    from flows.stages.base import Context
-    from flows.terminal.console import Console, hush
+    """Run the rounds by the stages of a run, as `tests.benchmarks.overlap` does."""
+    from flows.terminal.console import hush
 
     began = time.monotonic()
     if with_vllm:
         start_vllm(setup).close()
     hush()
     root = setup.root("rounds")
-    spec = validate(ExperimentSpec, experiment(setup, root, with_vllm=with_vllm))
-    execution = Execution(spec, Context.at(root), Console(io.StringIO()), None, root / "log")
-    ended: list[float] = []
-
-    def on_round(number: int, artifacts: Any) -> None:
-        ended.append(time.monotonic())
-
-    try:
-        background = Concurrent(execution, lambda run: lambda label, step, request: run(label, step, request).artifact)
-        Run(spec, execution.artifact, background, on_round=on_round).execute()
-    finally:
-        execution.close()
-        execution.context.warm.close()
-    stages = {label: round(stage.seconds, 2) for label, stage in execution.done.items()}
+    run = Rounds(root, experiment(setup, root, with_vllm=with_vllm))
+    ended = run.ended
     return {
         "label": f"Espalier, {'vLLM' if with_vllm else 'embedded engine'}",
         "first_seconds": round(ended[0] - began, 1),
         "rounds_per_hour": round(3600 * (len(ended) - 1) / (ended[-1] - ended[0])),
-        "stage_seconds": stages,
+        "stage_seconds": {label: round(stage.seconds, 2) for label, stage in run.execution.done.items()},
     }
 
 
 def experiment(setup: Setup, root: Path, *, with_vllm: bool) -> dict[str, Any]:
     shape = setup.shape
     inference = {"name": "vllm", "urls": [setup.server.url]} if with_vllm else {"name": "embedded"}
+    environment = {"_target_": "tests.benchmarks.overlap.Waiting", "seconds": 0, "last": 1}
     return {
         "name": "rounds",
         "root": str(root),
         "rounds": shape.rounds,
         "allow": ["tests"],
-        "model": {
-            "name": shape.chat_model[0],
-            "source": shape.chat_model[1],
-            "dtype": setup.dtype,
-            "device": setup.device,
-            "max_length": 512,
-            "lora": {"rank": RANK, "alpha": ALPHA},
-        },
+        "model": setup.chat_model.model_dump(mode="json"),
         "inference": inference,
-        "environment": {"_target_": "tests.benchmarks.gpu.rounds.OneAnswer", "count": shape.prompts},
+        "environment": {**environment, "train": shape.prompts},
         "reward": {"_target_": "tests.benchmarks.gpu.rounds.TokenReward"},
         "filter": {"_target_": "components.filters.everything.Everything"},
         "algorithm": {"name": "grpo", "learning_rate": LEARNING_RATE},
-        "collect": {
-            "scenarios": shape.prompts,
-            "group_size": GROUP,
-            "concurrency": GROUP * shape.prompts,
-        },
+        "collect": {"scenarios": shape.prompts, "group_size": GROUP, "concurrency": GROUP * shape.prompts},
         "evaluate": {"scenarios": 1},
         "agent": {"max_turns": 1, "max_tokens": shape.sampled},
         "deploy": {"mode": "none"},
     }
 
 
-@contextlib.contextmanager
-def trl_process(setup: Setup, site: Path | None) -> Iterator[subprocess.Popen[str]]:
+def trl_process(setup: Setup, site: Path | None) -> AbstractContextManager[subprocess.Popen[str]]:
     """Start TRL's process, which imports its packages and then waits for a line. site: vLLM's packages."""
     request = {
         "model": str(setup.chat_dir),
@@ -168,7 +110,7 @@ def trl_process(setup: Setup, site: Path | None) -> Iterator[subprocess.Popen[st
         "dtype": setup.dtype,
         "vllm": site is not None,
         "gpu_memory": GPU_MEMORY,
-        "prompts": [prompt(number) for number in range(setup.shape.prompts)],
+        "prompts": [prompt(f"train-{number}") for number in range(setup.shape.prompts)],
         "group": GROUP,
         "sampled": setup.shape.sampled,
         "rounds": setup.shape.rounds,
@@ -179,19 +121,5 @@ def trl_process(setup: Setup, site: Path | None) -> Iterator[subprocess.Popen[st
     }
     path = [*([str(site)] if site else []), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in path if part)}
-    with open(setup.folder / "trl_rounds.log", "wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(request)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, 9)
-        process.wait()
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return session([str(SCRIPT), json.dumps(request)], setup.folder / "trl_rounds.log", env=environment, **pipes)

@@ -139,20 +139,19 @@ def known_tokens(setup: Setup, policy: Any, engine: Any, version: str) -> dict[s
         for answer in completions
     ]
     sampled = torch.tensor([value for answer in completions for value in answer.logprobs])
-    current = (policy_logprobs(policy, episodes).float().cpu() - sampled).abs()
     trained = {name: value.detach().clone() for name, value in policy.parameters.items()}
-    with torch.no_grad():
-        for name, value in policy.parameters.items():
-            value.copy_(before[name])
-        stale = (policy_logprobs(policy, episodes).float().cpu() - sampled).abs()
-        for name, value in policy.parameters.items():
-            value.copy_(trained[name])
+    gaps = {}
+    for name, values in (("stale", before), ("current", trained)):
+        with torch.no_grad():
+            for key, value in policy.parameters.items():
+                value.copy_(values[key])
+        gaps[name] = (policy_logprobs(policy, episodes).float().cpu() - sampled).abs()
     return {
         "tokens": len(sampled),
         "load_seconds": round(seconds, 3),
-        "mean": float(current.mean()),
-        "max": float(current.max()),
-        "stale_mean": float(stale.mean()),
+        "mean": float(gaps["current"].mean()),
+        "max": float(gaps["current"].max()),
+        "stale_mean": float(gaps["stale"].mean()),
     }
 
 

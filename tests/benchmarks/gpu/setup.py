@@ -9,18 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.train_step import Episode, workload
+
 
 @dataclass(frozen=True)
 class Size:
-    """Dimensions of a Qwen3 model, whose gradient steps are measured, and amounts of work."""
+    """Amounts of work."""
 
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    shared_heads: int
-    head_dim: int
-    vocabulary: int
+    dimensions: tuple[int, ...]
+    """Of a Qwen3 model, whose steps are measured: hidden, intermediate, layers, heads, key-value heads, dimension of a
+    head, vocabulary."""
     scale: float
     """Factor of the lengths of the workloads."""
     workloads: str
@@ -29,8 +27,8 @@ class Size:
     """Rows of the square matrices whose product gives the matrix rate."""
     chat_model: tuple[str, str]
     """Name and source of the model that generates."""
-    experiment: tuple[str, ...]
-    """Overrides of the quickstart."""
+    experiment: str
+    """Override of the quickstart."""
     rows: tuple[int, ...]
     """Concurrent requests of each measurement of generation."""
     sampled: int
@@ -42,11 +40,11 @@ class Size:
 
 SIZES = {
     "qwen3": Size(
-        1024, 3072, 28, 16, 8, 128, 151_936, 1.0, "beadc", 8192,  # the dimensions of Qwen3-0.6B
-        ("smollm2-135m-instruct", "package"), ("+experiment=quickstart",), (64, 128, 256), 128, 16, 5,
+        (1024, 3072, 28, 16, 8, 128, 151_936), 1.0, "beadc", 8192,  # the dimensions of Qwen3-0.6B
+        ("smollm2-135m-instruct", "package"), "+experiment=quickstart", (64, 128, 256), 128, 16, 5,
     ),
     "tiny": Size(
-        64, 128, 2, 4, 2, 32, 512, 0.05, "be", 256, ("tiny", "random"), ("+experiment=smoke",), (4, 8), 8, 2, 3,
+        (64, 128, 2, 4, 2, 32, 512), 0.05, "be", 256, ("tiny", "random"), "+experiment=smoke", (4, 8), 8, 2, 3,
     ),
 }  # fmt: skip
 RANK, ALPHA = 8, 16.0
@@ -116,25 +114,41 @@ class Setup:
     def base_dir(self) -> Path:
         """Folder of a Qwen3 model with random weights and a byte-level tokenizer."""
         import torch
-        from transformers import Qwen3Config, Qwen3ForCausalLM
+        from transformers import Qwen3ForCausalLM
 
         from components.models import random_weights
         from components.models.files import save
 
-        shape, folder = self.shape, self.folder / "qwen3"
+        folder = self.folder / "qwen3"
         if folder.is_dir():  # written before this process resumed
             return folder
         draft = self.folder / "qwen3-draft"
         draft.mkdir(exist_ok=True)
         random_weights._save_tokenizer(random_weights._byte_tokenizer(), draft)
-        config = Qwen3Config(
-            vocab_size=shape.vocabulary,
-            hidden_size=shape.hidden,
-            intermediate_size=shape.intermediate,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.shared_heads,
-            head_dim=shape.head_dim,
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.bfloat16)  # stored in bfloat16, so that it is equal in every dtype
+        try:
+            with torch.device(self.device):
+                model = Qwen3ForCausalLM(self.config)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        save(model.cpu(), draft)
+        return draft.rename(folder)
+
+    @property
+    def config(self) -> Any:
+        """Config of the model whose steps are measured."""
+        from transformers import Qwen3Config
+
+        hidden, intermediate, layers, heads, shared_heads, head_dim, vocabulary = self.shape.dimensions
+        return Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=shared_heads,
+            head_dim=head_dim,
             max_position_embeddings=40_960,
             rope_parameters={"rope_type": "default", "rope_theta": 1e6},
             tie_word_embeddings=True,
@@ -142,21 +156,14 @@ class Setup:
             eos_token_id=2,
             pad_token_id=0,
         )
-        torch.manual_seed(0)
-        torch.set_default_dtype(torch.bfloat16)  # stored in bfloat16, so that it is equal in every dtype
-        try:
-            with torch.device(self.device):
-                model = Qwen3ForCausalLM(config)
-        finally:
-            torch.set_default_dtype(torch.float32)
-        save(model.cpu(), draft)
-        return draft.rename(folder)
+
+    def workload(self, name: str) -> list[Episode]:
+        return workload(name, self.shape.dimensions[-1], self.shape.scale)
 
     def linear_weights(self) -> int:
         """Return the number of weights of all linear layers but the head."""
-        shape = self.shape
-        attention = 2 * shape.hidden * shape.head_dim * (shape.heads + shape.shared_heads)
-        return shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
+        hidden, intermediate, layers, heads, shared_heads, head_dim, _ = self.shape.dimensions
+        return layers * hidden * (2 * head_dim * (heads + shared_heads) + 3 * intermediate)
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -13,7 +13,6 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 from tests.benchmarks import train_step
@@ -31,9 +30,7 @@ Side = Callable[[Setup, "Meter"], contextlib.AbstractContextManager[Take]]
 
 
 def run(setup: Setup, report: Report) -> None:
-    workloads = {
-        name: train_step.workload(name, setup.shape.vocabulary, setup.shape.scale) for name in setup.shape.workloads
-    }
+    workloads = {name: setup.workload(name) for name in setup.shape.workloads}
     heads = {name: counts(setup, episodes) for name, episodes in workloads.items()}
     _ = setup.base_dir  # written before the first side begins
     report.update(dtype=setup.dtype, matrix_tflops=matrix_rate(setup), workloads=heads)
@@ -67,15 +64,9 @@ def measure(
 
 def counts(setup: Setup, episodes: list[Episode]) -> dict[str, Any]:
     """Return tokens and counted operations of a workload."""
-    shape, trie = setup.shape, train_step.trie(episodes)
-    config = SimpleNamespace(
-        hidden_size=shape.hidden,
-        vocab_size=shape.vocabulary,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        head_dim=shape.head_dim,
-    )
-    operations = train_step.multiplications(config, setup.linear_weights(), trie.nodes, trie.seen, trie.predicting)
+    trie = train_step.trie(episodes)
+    sizes = (setup.linear_weights(), trie.nodes, trie.seen, trie.predicting)
+    operations = train_step.multiplications(setup.config, *sizes)
     return {
         "tokens": sum(len(episode.token_ids) for episode in episodes),
         "distinct_tokens": trie.nodes,
@@ -212,11 +203,7 @@ class Meter(Clock):
         if "busy_seconds" in self.kernels:
             shares["busy_share"] = round(self.kernels["busy_seconds"] / median, 3)
         return {
-            "seconds": {
-                "min": round(min(self.timed), 4),
-                "median": round(median, 4),
-                "max": round(max(self.timed), 4),
-            },
+            "seconds": {"min": round(min(self.timed), 4), "median": round(median, 4), "max": round(max(self.timed), 4)},
             "first_seconds": round(self.first_seconds, 2),
             "repetitions": len(self.timed),
             "tokens_per_s": round(workload["tokens"] / median),
