@@ -44,18 +44,18 @@ def resolve(value: T, hardware: Hardware, cache: Path, *, short_adapters: bool =
 
     cache: folder of prepared weights. short_adapters: True if the engine computes the adapters of trained models in 16
     bits only on a GPU. Raises ResourceError if the hardware or the stored dtype is unknown."""
-    each = partial(resolve, hardware=hardware, cache=cache, short_adapters=short_adapters)
+    resolve_part = partial(resolve, hardware=hardware, cache=cache, short_adapters=short_adapters)
     if isinstance(value, LocalModelSpec):
         if value.dtype != "auto":
             return value
         short = short_adapters and isinstance(value, ModelSpec) and value.lora is not None
         return value.model_copy(update={"dtype": _dtype(value, hardware, cache, short)})
     if isinstance(value, Spec):
-        return value.model_copy(update={name: each(getattr(value, name)) for name in type(value).model_fields})
+        return value.model_copy(update={name: resolve_part(getattr(value, name)) for name in type(value).model_fields})
     if isinstance(value, Mapping):
-        return {name: each(item) for name, item in value.items()}  # type: ignore[return-value]
+        return {name: resolve_part(item) for name, item in value.items()}  # type: ignore[return-value]
     if isinstance(value, list | tuple):
-        items = [each(item) for item in value]
+        items = [resolve_part(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 

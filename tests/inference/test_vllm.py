@@ -21,8 +21,9 @@ import pytest
 from components.errors import ContextOverflow, ResourceError, StalePolicy, WaitTimeout
 from components.inference.engines.vllm import VllmSpec
 from components.inference.protocol import ChatRequest, LogitChange, Sampling
-from components.inference.vllm.engine import Router, VllmEngine
+from components.inference.vllm.engine import VllmEngine
 from components.inference.vllm.memory import share_of
+from components.inference.vllm.router import Router
 from components.inference.vllm.server import VllmServer, capture_size, environment, options
 from tests.deployment.tiny import TINY, write_adapter
 
