@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,21 +25,15 @@ from components.inference.growing_text import GrowingText, StopDetector
 from components.inference.protocol import ChatRequest, TextRequest, TokenLogprobs, parameter_of
 from components.inference.transformers.kv_slots import KVSlots
 from components.inference.transformers.prefixes import SHARED_TOKENS, partition, shared_prefix
-from components.inference.transformers.sampling import LogitEditor, ReasoningLimit, distributions, draw
+from components.inference.transformers.sampling import LogitEditor, PassInterrupted, ReasoningLimit, distributions, draw
 from components.models.shared_attention import Sharing
 
 PREFILL_TOKENS = 4096
 """Maximum number of tokens per prefill pass, including padding."""
 SCORED_LOGITS = 2**27
 """Maximum number of logits per pass that computes log-probabilities of prompt tokens: 512 MB in float32."""
-PADDING_TOKENS = 2048
+PADDING_TOKENS, PADDING_TOKENS_CPU = 2048, 32
 """Maximum padding per prefill pass: about the tokens that are computed in the overhead of one more pass."""
-PADDING_TOKENS_CPU = 32
-"""Maximum padding on a CPU, where the overhead of a pass is small."""
-
-
-class PassInterrupted(Exception):
-    """Interruption of a pass after cancellation."""
 
 
 @dataclass(eq=False)
@@ -109,9 +104,8 @@ class Batch:
 
     def release(self) -> None:
         """Free the cache; it is allocated again on use."""
-        self._cache: Any = None
-        if torch.device(self.device).type == "cuda":
-            torch.cuda.empty_cache()  # for other processes
+        vars(self).pop("cache", None)
+        torch.cuda.empty_cache()  # for other processes; does nothing without a GPU
         self._held: list[list[int]] = [[] for _ in range(self.slots)]
         """Tokens whose keys and values are in each slot."""
         self._used = [0] * self.slots
@@ -123,14 +117,9 @@ class Batch:
         """Cached tokens of the first of them then."""
         self._sharing: Sharing | None = None
 
-    @property
+    @cached_property
     def cache(self) -> Any:
         """Keys and values of the slots."""
-        if self._cache is None:
-            self._cache = self._new_cache()
-        return self._cache
-
-    def _new_cache(self) -> Any:
         return KVSlots(self.model.config.get_text_config(), self.slots, self.max_length, self.model.dtype, self.device)
 
     def park_cancelled_rows(self) -> None:

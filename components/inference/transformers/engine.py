@@ -57,8 +57,8 @@ from components.inference.protocol import (
     TextRequest,
 )
 from components.inference.token_texts import added_tokens, text_prompt
-from components.inference.transformers.batch import PassInterrupted, Row, Turns
-from components.inference.transformers.sampling import LogitEditor, ReasoningLimit
+from components.inference.transformers.batch import Row, Turns
+from components.inference.transformers.sampling import LogitEditor, PassInterrupted, ReasoningLimit
 from components.inference.transformers.state_batch import fitting_batch
 from components.models import attention, packed_weights, trained_weights
 from components.models.stored_names import to_parameters

@@ -27,6 +27,10 @@ CHUNK_ROWS = 8
 """Rows that are drawn together on a CPU: their distributions fit a processor's cache, and the results are the same."""
 
 
+class PassInterrupted(Exception):
+    """Interruption of a pass after cancellation."""
+
+
 def draw(
     logits_BV: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:

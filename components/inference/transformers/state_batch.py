@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class StateBatch(Batch):
         super().__init__(model, **arguments)
         self.shared_tokens = math.inf
 
-    def _new_cache(self) -> RowCaches:
+    @cached_property
+    def cache(self) -> RowCaches:
         return RowCaches(self.model, self.slots, continues=self._continues)
 
     def _longest_prefix(self, prompt: list[int]) -> tuple[int, int]:
