@@ -34,7 +34,7 @@ def certify(spec: ExperimentSpec, counts: Mapping[str, int], overrides: Sequence
     engine."""
     from components.json_text import read_json
     from components.models.weights import check_weights
-    from flows.experiment.prerequisites import check_keys
+    from flows.experiment.prerequisites import check_keys, check_model
     from flows.experiment.requests import Requests
     from flows.stages import STAGES
     from flows.stages.base import Context
@@ -52,6 +52,7 @@ def certify(spec: ExperimentSpec, counts: Mapping[str, int], overrides: Sequence
         stack.callback(context.warm.close)
         spec.inference.check_prerequisites()
         check_weights(spec.model, context.cache)
+        check_model(spec, context.cache)
         console = Console()
         log = root / "logs" / f"certify-{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         stack.enter_context(logging_to(log, console))

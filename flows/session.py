@@ -24,7 +24,7 @@ from flows.execution import notification
 from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment import fork, teachers
-from flows.experiment.prerequisites import check_keys, refuse
+from flows.experiment.prerequisites import check_keys, check_model, refuse
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Records, RunRecord, recording
@@ -183,7 +183,9 @@ def _open_terminal(checked: _Checked, stack: ExitStack) -> _Terminal:
     interruption = stack.enter_context(Interruption())
     for model in (spec.model, *spec.teachers(), *spec.judges()):
         check_weights(model, context.cache)
-    _check_model(spec, context)
+    check_model(spec, context.cache)
+    if spec.deploy.mode != "none" and spec.deploy.target is not None:
+        deployment.check(spec)
     stack.enter_context(redirect_stdout(sys.stderr))  # stdout is for the result only
     console = Console()
     log = checked.root / "logs" / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
@@ -300,42 +302,3 @@ def _execute(
     assert execution.record is not None
     execution.record.run.result = json.loads(result.to_json())
     return result
-
-
-def _check_sharding(spec: ExperimentSpec, base_dir: Path) -> None:
-    """Raise ResourceError if a training shards a model whose layers cannot be sharded."""
-    from flows.stages import DISTRIBUTED
-
-    for stage in DISTRIBUTED:
-        group = spec.compute.place(stage).group
-        if group is not None and group.size > 1 and group.strategy != "ddp":
-            from components.algorithms.policy import sharded
-            from components.models.stored_names import skeleton
-
-            sharded.check(skeleton(base_dir), group.strategy)
-            return
-
-
-def _check_model(spec: ExperimentSpec, context: Context) -> None:
-    """Raise ResourceError if the model has no layers of the adapter's names, is not exact for sequences of the maximum
-    length, cannot be sampled from by the engine, sharded by the strategy, exported in the requested formats or deployed
-    to the target."""
-    from components.models import targets
-    from components.models.weights import check_length, folder
-
-    deploy, base = spec.deploy, folder(spec.model, context.cache)
-    is_here = (base / "config.json").is_file()  # otherwise checked after the download
-    if is_here:
-        if spec.model.lora is not None:
-            targets.check(base, spec.model.lora)
-        spec.inference.check_model(spec.resolve_dtypes(spec.model, "collect"), base)
-        check_length(spec.model, base)
-        _check_sharding(spec, base)
-    if deploy.mode == "none":
-        return
-    if "gguf" in deploy.formats and is_here:
-        from components.deployment.gguf import check_architecture
-
-        check_architecture(base)
-    if deploy.target is not None:
-        deployment.check(spec)

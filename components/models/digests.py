@@ -9,8 +9,10 @@ A user's folder has no record. Its digest is part of the stage keys, so differen
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -106,3 +108,14 @@ def _digest(path: Path) -> str:
 def _signature(path: Path) -> _Signature:
     status = path.stat()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def is_blob(file: Path) -> bool:
+    """Return True if a file of the hub's cache matches the digest in its name: a SHA-256, or git's SHA-1. Names that
+    are no digests, as from some mirrors, count as matching."""
+    if re.fullmatch(r"[0-9a-f]{64}", file.name):
+        return file_digest(file) == file.name
+    if re.fullmatch(r"[0-9a-f]{40}", file.name):
+        content = file.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() == file.name
+    return True

@@ -2,11 +2,12 @@
 
 transformers creates the layers of a config and the added tokens of a tokenizer one by one: a million layers or two
 million tokens take hours and all memory. So the sizes of the config must be possible with the tensors in the headers of
-the safetensors files, and the number of added tokens is limited.
+the safetensors files, and the number of added tokens is limited. After loading, no weight may be missing.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 from components.errors import EspalierError, ResourceError
 from components.json_text import read_json
 from components.models.files import Weights
+
+logger = logging.getLogger(__name__)
 
 MAX_ADDED_TOKENS = 100_000
 """Maximum number of added tokens; published tokenizers have 7,000 at most."""
@@ -135,3 +138,22 @@ def _object(path: Path) -> dict[str, Any]:
 def _check_size(path: Path) -> None:
     if (size := path.stat().st_size) > MAX_FILE:
         raise ResourceError(f"{path} has {size} bytes; expected {MAX_FILE} at most: use the file of the model")
+
+
+def check_loaded(loading: Mapping[str, Any], base_dir: Path) -> None:
+    """Raise ResourceError if files lack weights of their config, which transformers would draw at random, each time
+    others; warn of weights that the config does not use. loading: transformers' `output_loading_info`."""
+    if missing := sorted(loading["missing_keys"]):
+        raise ResourceError(
+            f"the weights in {base_dir} lack {len(missing)} of the model that config.json describes: {_some(missing)}. "
+            "Correct config.json, or get the whole model"
+        )
+    if unused := sorted(loading["unexpected_keys"]):
+        logger.warning(
+            "config.json in %s describes a model without %d of the weights in its files, which are not used: %s",
+            *(base_dir, len(unused), _some(unused)),
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

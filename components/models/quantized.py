@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError
 from components.models.files import save
-from components.models.folder_limits import building, check_config
+from components.models.folder_limits import building, check_config, check_loaded
 from components.models.stored_names import skeleton
 from components.models.targets import other_modules
 
@@ -82,9 +82,14 @@ def write(base_dir: Path, out: Path, dtype: str) -> None:
     quantized_model = load(base_dir, dtype=dtype, device="cpu")
     names = [name for name, module in quantized_model.named_modules() if isinstance(module, Linear4bit)]
     del quantized_model
-    model = AutoModelForCausalLM.from_pretrained(
-        base_dir, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        base_dir,
+        dtype=getattr(torch, dtype),
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
     )
+    check_loaded(loading, base_dir)
     with torch.no_grad():
         for name in names:
             layer = model.get_submodule(name)

@@ -31,6 +31,13 @@ class LoraSpec(Spec):
     """Roles of the episode with an adapter of their own each, such as `[planner, worker]`: all that the agent has. The
     messages of a role are generated with its adapter, and train it alone. null: one adapter for all roles."""
 
+    @field_validator("target_modules")
+    @classmethod
+    def _not_empty(cls, value: str | list[str]) -> str | list[str]:
+        if not value or (isinstance(value, list) and not all(value)):
+            raise ValueError("all-linear, or at least one name of a layer; model.lora=null trains all weights")
+        return value
+
     @field_validator("roles")
     @classmethod
     def _folder_names(cls, value: list[str] | None) -> list[str] | None:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -23,14 +22,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from components.artifacts import lock_file, sync_tree
-from components.artifacts.keys import file_digest, json_digest
+from components.artifacts.keys import json_digest
 from components.errors import ResourceError
 from components.json_text import read_json
 from components.models import chat_template, packaged, quantized, random_weights
 from components.models.attention import CHANGING, CHOSEN, implementation, refuse_by_length
 from components.models.chatml import chatml_digest
-from components.models.digests import belongs, damage, folder_digest, read_record, write_record
-from components.models.folder_limits import building, check_config, check_tokenizer
+from components.models.digests import belongs, damage, folder_digest, is_blob, read_record, write_record
+from components.models.folder_limits import building, check_config, check_loaded, check_tokenizer
 from components.models.gpus import unusable, visible_gpus
 from components.models.spec import LocalModelSpec, ModelSpec
 from components.trajectories.chat import ChatFormat
@@ -166,13 +165,15 @@ def load_model(base_dir: Path, *, dtype: str = "float32", device: str = "cpu", q
     if quantization != "none":
         return quantized.load(base_dir, dtype=dtype, device=device, attention=attention)
     with building("the model of config.json", Path(base_dir)):
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             base_dir,
             dtype=getattr(torch, dtype),
             attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
+    check_loaded(loading, Path(base_dir))
     model = model.to(device).eval()
     if model.device.type == "cuda":
         fused_norms.fuse(model)
@@ -358,7 +359,7 @@ def _download(spec: ModelSpec, out: Path, record: Path) -> str | None:
             )
         )
         files = [file for file in sorted(snapshot.iterdir()) if _wanted(file.name)]
-        return snapshot, files, [file for file in files if not _is_blob(file.resolve())]
+        return snapshot, files, [file for file in files if not is_blob(file.resolve())]
 
     try:
         # Through the hub's own cache, which also works offline.
@@ -379,17 +380,6 @@ def _download(spec: ModelSpec, out: Path, record: Path) -> str | None:
         ) from error
     _check_folder(out)
     return snapshot.name
-
-
-def _is_blob(file: Path) -> bool:
-    """Return True if a file of the hub's cache matches the digest in its name: a SHA-256, or git's SHA-1. Names that
-    are no digests, as from some mirrors, count as matching."""
-    if re.fullmatch(r"[0-9a-f]{64}", file.name):
-        return file_digest(file) == file.name
-    if re.fullmatch(r"[0-9a-f]{40}", file.name):
-        content = file.read_bytes()
-        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() == file.name
-    return True
 
 
 def _place(file: Path, target: Path) -> None:

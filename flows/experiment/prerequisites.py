@@ -1,9 +1,11 @@
 """Check of external prerequisites before a run starts: API keys, prices of judges, the Python environment of vLLM,
-secrets of remote machines. A run that lacks one fails before it computes or pays for anything."""
+secrets of remote machines, what the model's files allow. A run that lacks one fails before it computes or pays for
+anything."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from components.compute.local.spec import LocalPlace
 from components.compute.place import Place
@@ -95,3 +97,36 @@ def lacked_by(judges: Iterable[JudgeModel], budget: float | None) -> Iterator[st
             judge.check_prerequisites(budget)
         except ResourceError as error:
             yield str(error)
+
+
+def check_model(spec: ExperimentSpec, cache: Path) -> None:
+    """Raise ResourceError if the model is in `cache` and has no layers of the adapter's names, is not exact for
+    sequences of the maximum length, or cannot be sampled from by the engine, sharded by the strategy or exported in the
+    requested formats. A model that is not there yet is checked after the download."""
+    from components.models import targets
+    from components.models.weights import check_length, folder
+
+    base_dir = folder(spec.model, cache)
+    if not (base_dir / "config.json").is_file():
+        return
+    if spec.model.lora is not None:
+        targets.check(base_dir, spec.model.lora)
+    spec.inference.check_model(spec.resolve_dtypes(spec.model, "collect"), base_dir)
+    check_length(spec.model, base_dir)
+    _check_sharding(spec, base_dir)
+    if spec.deploy.mode != "none" and "gguf" in spec.deploy.formats:
+        from components.deployment.gguf import check_architecture
+
+        check_architecture(base_dir)
+
+
+def _check_sharding(spec: ExperimentSpec, base_dir: Path) -> None:
+    """Raise ResourceError if a training shards a model whose layers cannot be sharded."""
+    for stage in DISTRIBUTED:
+        group = spec.compute.place(stage).group
+        if group is not None and group.size > 1 and group.strategy != "ddp":
+            from components.algorithms.policy import sharded
+            from components.models.stored_names import skeleton
+
+            sharded.check(skeleton(base_dir), group.strategy)
+            return

@@ -122,6 +122,8 @@ INVALID = [
     (["deploy.formats=[]"], "deploy.formats", "[]: expected at least 1 entry"),
     (["++data.path=[]"], "data.path", "[]: expected at least 1 entry"),
     (["++data.path=''"], "data.path", "'': expected text of at least 1 character"),
+    (["model.lora.target_modules=[]"], "model.lora.target_modules", "[]: expected all-linear, or at least one name of "
+     "a layer; model.lora=null trains all weights"),
     (["++model.lora=[1]"], "++model.lora", "[1]: expected a mapping of keys to values"),
     (["collect.partial={}"], "collect.partial.turns", "null, as is tokens, so no episode is paused; expected a "
      "number for one of them"),

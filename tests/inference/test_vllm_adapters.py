@@ -12,6 +12,8 @@ from components.errors import ResourceError
 from components.inference.engines.vllm import VllmSpec
 from components.inference.vllm.server import options
 from components.models.spec import LoraSpec
+from flows.certify import certify
+from flows.experiment.compose import compose
 from flows.stages.base import Warm
 from tests.deployment.tiny import TINY, write_adapter
 from tests.inference.fake import environment
@@ -95,3 +97,6 @@ def test_a_run_is_refused_before_its_first_stage(answered, tmp_path):
         assert code
         assert words in said
         assert not list((tmp_path / "artifacts").glob("[0-9a-f]*"))
+    unknown = f"model.name={base_dirs['mixtral']}", "model.lora.target_modules=[gate_proj]"
+    with pytest.raises(ResourceError, match="gate_proj is no layer of this model"):
+        certify(compose(["+experiment=smoke", "model=hf", *unknown, f"root={tmp_path}"]), {"scenarios": 1}, [])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from components.deployment.gguf import write_gguf
 from components.errors import EspalierError, ResourceError, WaitTimeout
@@ -250,6 +250,21 @@ def test_a_config_that_does_not_fit_its_weights_is_refused(base_dir, tmp_path):
         (other / "config.json").write_text(json.dumps(config | changes))
         with pytest.raises(ResourceError, match=message):
             load_model(other)
+
+
+def test_a_missing_weight_is_refused_and_an_unused_weight_is_reported(base_dir, tmp_path, caplog):
+    """transformers draws missing weights at random, others in each process."""
+    other = shutil.copytree(base_dir, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    lost = next(name for name in tensors if name.endswith("layers.1.mlp.gate_proj.weight"))
+    more = {**tensors, lost.replace("layers.1", "layers.9"): tensors[lost].clone()}
+    save_file(more, other / "model.safetensors", metadata={"format": "pt"})
+    load_model(other)
+    assert "without 1 of the weights in its files, which are not used: model.layers.9.mlp.gate_proj" in caplog.text
+    rest = {name: tensor for name, tensor in tensors.items() if name != lost}
+    save_file(rest, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ResourceError, match=f"lack 1 of the model that config.json describes: {lost}"):
+        load_model(other)
 
 
 def test_sizes_by_layer_are_sizes(base_dir, tmp_path):
