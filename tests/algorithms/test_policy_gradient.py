@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from components.algorithms.policy.packing import Pack
+from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient.spec import (
     DrGRPOSpec,
     GRPOSpec,
@@ -73,6 +76,30 @@ def varied() -> list[Trajectory]:
 def test_the_kl_to_itself_is_zero_and_to_the_base_is_not(run, start):
     assert run(SPEC, batch(), reference=start)[2][0]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert run(SPEC, batch())[2][0]["kl"] > 1e-3
+
+
+def test_without_a_kl_loss_the_kl_is_measured_on_packs_of_the_step(run, monkeypatch):
+    """The reference computes as many of them as contain eight sequences; the policy computes nothing twice."""
+    calls: list[Pack] = []
+    logprobs = Policy.logprobs
+
+    def counted(self, pack, *arguments, **options):
+        if torch.isfinite(pack.logprob_S).all():  # not those that probe a new policy
+            calls.append(pack)
+        return logprobs(self, pack, *arguments, **options)
+
+    monkeypatch.setattr(Policy, "logprobs", counted)
+    in_loss = run(SPEC, batch())[2][0]["kl"]
+    for tokens in (4096, 64):
+        calls.clear()
+        log = run(SPEC.model_copy(update={"kl_coefficient": 0.0, "pack_tokens": tokens}), batch())[2][0]
+        packs = len({id(pack) for pack in calls})
+        assert (packs == 1) == (tokens == 4096)
+        twice = [len(pack.members) for pack, following in pairwise(calls) if pack is following]
+        assert len(calls) == packs + len(twice)
+        assert sum(twice) >= 8 > sum(twice) - max(twice)
+        if packs == 1:
+            assert log["kl"] == pytest.approx(in_loss, rel=1e-4)
 
 
 def test_the_loss_is_that_of_trl(base_dir, start, tmp_path, monkeypatch):
