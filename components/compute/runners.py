@@ -287,6 +287,10 @@ class KeptProcessRunner(ProcessRunner):
 
     _child: subprocess.Popen | None = None
 
+    def another(self, lane: int) -> KeptProcessRunner:
+        """Return a runner of the same stages with a process of its own, on the GPU of a lane."""
+        return KeptProcessRunner(on_own_gpu(self._process, lane), self._command)
+
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage, as ProcessRunner does. After a failed stage the next one gets a new process."""
         child = self._child

@@ -277,7 +277,7 @@ class Execution:
         """Return the runner of background work in a lane; works in progress at the same time have different lanes."""
         runner = self._background.get(lane, self.second)
         if runner.stopped or (lane and runner is self.second):
-            runner = KeptProcessRunner(on_own_gpu(self._runner_context.process, 1 + lane))
+            runner = self.second.another(1 + lane)
         self._background[lane] = runner
         return runner
 
