@@ -66,8 +66,8 @@ class Group:
             pending = self._outputs.pop(id(layer), None)
             if pending is not None and self._is_input(x, names[0]):
                 return pending
-            scales = {each.scaling.get(names[0]) for each in self._layers}
-            if len(scales) == 1 and all(_is_plain(each, names[0]) for each in self._layers):
+            scales = {member.scaling.get(names[0]) for member in self._layers}
+            if len(scales) == 1 and all(_is_plain(member, names[0]) for member in self._layers):
                 return self._compute(layer, x, names[0])
         result: torch.Tensor = type(layer).forward(layer, x, *args, **kwargs)
         return result
@@ -77,12 +77,12 @@ class Group:
         return reference() is x and state == [x._version, name, torch.is_grad_enabled()]
 
     def _compute(self, layer: Any, x: torch.Tensor, name: str) -> torch.Tensor:
-        adapters = [(each.lora_A[name].weight, each.lora_B[name].weight) for each in self._layers]
-        bases = [(each.base_layer.weight, each.base_layer.bias) for each in self._layers]
+        adapters = [(member.lora_A[name].weight, member.lora_B[name].weight) for member in self._layers]
+        bases = [(member.base_layer.weight, member.base_layer.bias) for member in self._layers]
         scale = layer.scaling[name]
         outs = _Lora.apply(x, self._round(name, x.dtype, adapters, scale), scale, bases, *chain(*adapters))
         self._input = weakref.ref(x), x._version, name, torch.is_grad_enabled()
-        self._outputs = {id(each): out for each, out in zip(self._layers, outs, strict=True)}
+        self._outputs = {id(member): out for member, out in zip(self._layers, outs, strict=True)}
         own: torch.Tensor = self._outputs.pop(id(layer))
         return own
 

@@ -130,7 +130,7 @@ def training_memory(
         trained, trained_shards = model.lora.rank * size.adapter_inputs, 1
         weights, masters = stored * size.parameters / n + 4 * trained, 0
         layer += 4 * size.layer_inputs if bytes_ < 4 else 0
-    kept = layer + bytes_ * size.layers * size.hidden if checkpointing else size.layers * layer
+    stored_values = layer + bytes_ * size.layers * size.hidden if checkpointing else size.layers * layer
     logits = 4 * 4 * min(LOGIT_ROWS, pack_tokens) * size.vocabulary
     return TrainingMemory(
         loading=stored * size.parameters + (4 * (outside + size.layer) if bytes_ < 4 else 0),
@@ -139,7 +139,7 @@ def training_memory(
         optimizer=8 * trained / trained_shards + masters,
         reference=weights if reference and model.lora is None else 0,
         gathered=bytes_ * gathered,
-        activations=pack_tokens * kept + logits,
+        activations=pack_tokens * stored_values + logits,
     )
 
 

@@ -117,5 +117,5 @@ class SelectedTrajectories(Sequence[Trajectory]):
 def _selected_rows(files: SelectedFiles) -> Array:
     if files.selection is None:
         return np.arange(store.count_trajectories(files.trajectories))
-    kept = [batch.column("kept").to_numpy(zero_copy_only=False) for batch in store.selection_batches(files.selection)]
-    return np.flatnonzero(np.concatenate([np.empty(0, bool), *kept]))
+    masks = [batch.column("kept").to_numpy(zero_copy_only=False) for batch in store.selection_batches(files.selection)]
+    return np.flatnonzero(np.concatenate([np.empty(0, bool), *masks]))

@@ -39,15 +39,15 @@ def memory_notes(spec: ExperimentSpec, cache: Path) -> Iterator[str]:
     if memory.total < NOTEWORTHY:
         return
     parts = ", ".join(f"{name} {value / 1e9:.0f}" for name, value in vars(memory).items() if value >= 5e8)
-    each = f" on each of {group.size} processes ({group.strategy})" if group.size > 1 else ""
-    text = f"train takes about {memory.total / 1e9:.0f} GB{each}: {parts} GB"
+    devices = f" on each of {group.size} processes ({group.strategy})" if group.size > 1 else ""
+    text = f"train takes about {memory.total / 1e9:.0f} GB{devices}: {parts} GB"
     if not memory.fits(DEVICE):
         text += f"; more than a device of {DEVICE / 1e9:.0f} GB holds"
-        found = smallest(size, model, DEVICE, pack_tokens=algorithm.pack_tokens, reference=reference)
-        if found is None:
+        fitting = smallest(size, model, DEVICE, pack_tokens=algorithm.pack_tokens, reference=reference)
+        if fitting is None:
             text += ". Lower algorithm.pack_tokens, or set model.lora with a rank"
         else:
-            count, checkpointing, needed = found
+            count, checkpointing, needed = fitting
             placed = f"compute=fsdp with processes={count}" if count > 1 else "a single process"
             option = " and algorithm.gradient_checkpointing=true" if checkpointing else ""
             text += f". Expected at least {placed}{option}, which takes {needed.total / 1e9:.0f} GB on each"

@@ -82,7 +82,7 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
 
     logs = take_gradient_steps(
         context,
-        Batches(rows, spec, context.seed),
+        TokenBatches(rows, spec, context.seed),
         GuardedStep(spec, context, backward, lambda row: context.trajectories[row.place]),
         [spec.learning_rate],
         share,
@@ -90,7 +90,7 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
     return context.step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}
 
 
-class Batches(Sequence[list[TokenRow]]):
+class TokenBatches(Sequence[list[TokenRow]]):
     """Rows of each gradient step; each epoch has its own order. Rows are read when their step begins."""
 
     def __init__(self, rows: TokenRows, spec: SFTSpec, seed: int):
