@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from components.errors import EngineBusy, EngineError, Problem, SpecError
 from components.inference.grammar_compiler import Matcher, TrialAbandoned, Vocabulary, compile_in_child, new_matcher
@@ -46,6 +46,7 @@ from components.trajectories.call_forms import FORMS
 from components.trajectories.chat import ChatFormat
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 NEEDED = "needs the package llguidance on the server: pip install -e '.[structured]'"
 MOST_COMPILED = 64
@@ -55,7 +56,8 @@ MOST_MEMORY = 64 << 20
 COMPILATIONS = 2
 """Maximum number of concurrent compilations."""
 PATIENCE = 25.0
-"""Time limit of a compilation in seconds, with the wait for those of other requests."""
+"""Time limit of a compilation in seconds, with the wait for those of other requests, without the first preparation of
+the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Grammars:
         self._vocabulary = vocabulary
         self._stop_ids = stop_ids
         self._lock = threading.Lock()
+        self._preparation = threading.Lock()
+        """Lock of `_tokenizer`, whose preparation takes seconds for a large vocabulary."""
         self._tokenizer: tuple[Vocabulary, Any] | None = None
         """The vocabulary and llguidance's tokenizer, built on first use."""
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
@@ -162,13 +166,19 @@ class Grammars:
     async def _compile(self, key: str, text: Callable[[], str], parameter: str) -> _Compiled:
         """Compile a grammar in a thread, and cache it."""
         abandoned = threading.Event()
-        work = partial(self._compile_in_thread, text, parameter, abandoned)
+        prepare = partial(self._llguidance_tokenizer, parameter)
+        work = partial(self._compiled_after_trial, text, parameter, abandoned)
+        loop = asyncio.get_running_loop()
         try:
+            if self._tokenizer is None:
+                await loop.run_in_executor(self._workers, _with_engine_errors, prepare)
             async with asyncio.timeout(PATIENCE):
-                compiled = await asyncio.get_running_loop().run_in_executor(self._workers, work)
+                compiled = await loop.run_in_executor(self._workers, _with_engine_errors, work)
         except TimeoutError:
-            text_ = f"{parameter}: the schemas of other requests were compiled for {PATIENCE:g} s; try again later"
-            raise EngineBusy(text_) from None
+            raise EngineBusy(
+                f"{parameter}: the machine is too busy to compile this schema, after those of other requests, within "
+                f"{PATIENCE:g} s; try again later"
+            ) from None
         finally:
             abandoned.set()
         with self._lock:
@@ -179,17 +189,8 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return compiled
 
-    def _compile_in_thread(self, text: Callable[[], str], parameter: str, abandoned: threading.Event) -> _Compiled:
-        """Return a compiled grammar. Raises SpecError, and EngineError for an unexpected error."""
-        try:
-            return self._compiled_after_trial(text(), parameter, abandoned)
-        except (SpecError, EngineBusy, TrialAbandoned):
-            raise
-        except Exception as error:
-            logger.exception("a grammar cannot be compiled")
-            raise EngineError(f"{type(error).__name__}: {error}") from None
-
-    def _compiled_after_trial(self, grammar: str, parameter: str, abandoned: threading.Event) -> _Compiled:
+    def _compiled_after_trial(self, text: Callable[[], str], parameter: str, abandoned: threading.Event) -> _Compiled:
+        grammar = text()
         vocabulary, tokenizer = self._llguidance_tokenizer(parameter)
         try:
             memory = compile_in_child(vocabulary, grammar, abandoned)
@@ -203,7 +204,7 @@ class Grammars:
         return [*self._chat.tokenizer.all_special_ids, *self._stop_ids]
 
     def _llguidance_tokenizer(self, parameter: str) -> tuple[Vocabulary, Any]:
-        with self._lock:
+        with self._preparation:
             if self._tokenizer is None:
                 try:
                     known, special = token_bytes(self._chat.tokenizer, self._vocabulary)
@@ -252,3 +253,15 @@ class Grammars:
             if (literal := special_literal(schema, special)) is not None:
                 text = f"the schema has {shortened(literal)}, which contains a special token of the model"
                 raise SpecError([Problem(key, f"{text}; expected none, as no response contains one")])
+
+
+def _with_engine_errors(work: Callable[[], _T]) -> _T:
+    """Return the result of work in a thread. Raises its SpecError, EngineBusy or TrialAbandoned, and EngineError for an
+    unexpected error."""
+    try:
+        return work()
+    except (SpecError, EngineBusy, TrialAbandoned):
+        raise
+    except Exception as error:
+        logger.exception("a grammar cannot be compiled")
+        raise EngineError(f"{type(error).__name__}: {error}") from None

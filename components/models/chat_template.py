@@ -27,22 +27,29 @@ from components.specs import nearest
 from components.trajectories.chat import ChatFormat
 from components.trajectories.native_calls import PROBE_TOOLS, PYTHONIC
 from components.trajectories.template_options import TemplateOptions
+from components.trajectories.template_values import meaningless
 from components.trajectories.template_variables import variables
+from components.worker_process import CallTooCostly
 
 FILE = "chat_template.jinja"
 
 
 def check(spec: LocalModelSpec, base_dir: Path) -> None:
-    """Raise SpecError for variables that the model's template does not read, ResourceError if it has none or an invalid
-    one. Nothing is checked in a folder that does not exist yet."""
+    """Raise SpecError for variables that the model's template does not read and values without a meaning to it,
+    ResourceError if it has none or an invalid one. Nothing is checked in a folder that does not exist yet."""
     if spec.chat_template_kwargs and (base_dir / "config.json").is_file():
-        _check_variables(spec, spec.chat_template or _own(base_dir), base_dir.name)
+        _check_variables(spec, spec.chat_template or _own(base_dir), name_of(spec, base_dir))
+
+
+def name_of(spec: LocalModelSpec, base_dir: Path) -> str:
+    """Return the name of the model in a folder, with the setting that gives it another template, for errors."""
+    return base_dir.name if spec.chat_template is None else f"{base_dir.name} with model.chat_template"
 
 
 def write(spec: LocalModelSpec, tokenizer: Any, out: Path) -> None:
     """Write the template of a model to its folder `out`. tokenizer: of the model. Raises the errors of `check`."""
     template = spec.chat_template or tokenizer.chat_template
-    _check_variables(spec, template, Path(tokenizer.name_or_path).name)
+    _check_variables(spec, template, name_of(spec, Path(tokenizer.name_or_path)))
     if template == CHATML:
         template = chatml(tokenizer)
     # The last tag is an expression, because Jinja trims nothing after expressions.
@@ -134,8 +141,8 @@ def _check_variables(spec: LocalModelSpec, template: Any, name: str) -> None:
     try:
         read = sorted(variables(template)) if template != CHATML else []
     except (TemplateError, RecursionError) as error:
-        raise ResourceError(f"the chat template of {name} is no Jinja template: {error}") from None
-    if problems := [
+        raise ResourceError(f"the chat template of {name} is no Jinja template ({error}); repair it") from None
+    problems = [
         Problem(
             f"model.chat_template_kwargs.{key}",
             f"{value!r}: the chat template of {name} does not read it; it reads {', '.join(read) or 'no variables'}",
@@ -143,5 +150,13 @@ def _check_variables(spec: LocalModelSpec, template: Any, name: str) -> None:
         )
         for key, value in spec.chat_template_kwargs.items()
         if key not in read
-    ]:
+    ]
+    values = {key: value for key, value in spec.chat_template_kwargs.items() if key in read}
+    try:
+        for key, expected in meaningless(template, values):
+            text = f"{values[key]!r}: the chat template of {name} reads it like any other value of its type"
+            problems.append(Problem(f"model.chat_template_kwargs.{key}", f"{text}; expected {expected}"))
+    except CallTooCostly as error:
+        raise ResourceError(f"the chat template of {name} takes too much: {error}; repair it") from None
+    if problems:
         raise SpecError(problems)

@@ -133,10 +133,17 @@ class LocalModelSpec(Spec):
     def _text(cls, value: str | None) -> str | None:
         if value is None or value == CHATML or "{{" in value:
             return value  # the text is that of an earlier validation
-        path = Path(value).expanduser()
-        text = path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size <= LONGEST_TEMPLATE else ""
-        if "{{" not in text:
-            raise ValueError(f"{CHATML}, or the path of a Jinja template; {value!r} is none")
+        from components.trajectories.chat_template import defect
+
+        path, text, reason = Path(value).expanduser(), "", "is no file"
+        if path.is_file():
+            size = path.stat().st_size
+            reason = f"has {size} bytes; at most {LONGEST_TEMPLATE} are read" if size else "is empty"
+            if 0 < size <= LONGEST_TEMPLATE:
+                text = path.read_text(encoding="utf-8")
+                reason = defect(text) if "{{" in text else "renders no messages: it has no {{ }}"
+        if reason is not None:
+            raise ValueError(f"{CHATML}, or the path of a Jinja template that renders messages; {value!r} {reason}")
         return text
 
     @field_validator("call_form")

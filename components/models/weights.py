@@ -111,7 +111,9 @@ def _with_template(spec: ModelSpec, base_dir: Path, out: Path, record: Path) -> 
     for path in filter(Path.is_file, base_dir.iterdir()):
         _place(path, out / path.name)
     chat_template.write(spec, _read_tokenizer(base_dir), out)
-    chat = ChatFormat(load_tokenizer(out))
+    tokenizer = load_tokenizer(out)
+    tokenizer.name_or_path = chat_template.name_of(spec, base_dir)  # for errors: `out` is a draft
+    chat = ChatFormat(tokenizer)
     chat_template.check_options(spec, chat, base_dir.name)
     chat_template.declare_end(out, declared_end(base_dir), chat.end_id)
 

@@ -88,11 +88,12 @@ class ChatFormat(ResponseReader):
         try:
             last, earlier = self._probe(talk), self._probe([*talk, talk[0]])
         except EngineError as error:
-            raise ResourceError(f"{error}: a question and its answer; choose another model") from error
+            text = f"{error}: a question and its answer; repair the template, or choose another model"
+            raise ResourceError(text) from error
         if "stem" not in last:
             raise ResourceError(
                 f"the chat template of {name} does not render the content of an assistant message; expected a template "
-                "that reads content as text, not as a list of parts. Choose another model"
+                "that reads content as text, not as a list of parts. Repair it, or choose another model"
             )
         added = self.tokenizer.added_tokens_decoder  # Gemma's have line breaks among them, which end no message
         special = set(self.tokenizer.all_special_ids) | {i for i, token in added.items() if str(token).strip()}
@@ -103,7 +104,10 @@ class ChatFormat(ResponseReader):
             start = next((place for place, token in enumerate(tail) if token in special), None)
             if start is not None:
                 return [tail[start]], []
-            raise ResourceError(f"the chat template of {name} does not mark where an assistant message ends")
+            raise ResourceError(
+                f"the chat template of {name} does not mark where an assistant message ends; expected a special token "
+                "there: repair the template, or choose another model"
+            )
         end = start + 1
         while tail[: end + 1] == common[: end + 1] and end < len(tail) and tail[end] in special:
             end += 1
@@ -148,9 +152,7 @@ class ChatFormat(ResponseReader):
         try:
             return self._template.render([(messages, False)], tools)[0]
         except TemplateTooCostly as error:
-            raise ResourceError(
-                f"{error}. Choose another model than {self.tokenizer.name_or_path}, or repair its template"
-            ) from None
+            raise ResourceError(f"{error}. Repair the template, or choose another model") from None
 
     def _response_channel(self) -> str:
         """Return the special tokens that mark a final response and that the model samples itself, such as

@@ -14,6 +14,7 @@ from typing import Any
 
 from components.errors import PromptRefused
 from components.json_process import RequestFailed
+from components.trajectories.template_variables import TOKENS
 from components.worker_process import CallTooCostly, WorkerProcess
 
 Messages = list[dict[str, Any]]
@@ -25,6 +26,26 @@ MEMORY = 512 << 20
 """Address space limit of the child, in bytes."""
 _WORKER = WorkerProcess(f"{Path(__file__).with_name('template_worker.py')}:render", SECONDS, memory=MEMORY)
 """The child of this process, which starts with the first call."""
+
+
+def render_template(template: str, conversations: Sequence[dict[str, Any]]) -> list[str]:
+    """Return conversations, each given as the variables of a template, as text. Raises RequestFailed if the template
+    rejects one, CallTooCostly at a limit."""
+    texts: list[str] = _WORKER(template=template, today=TODAY.isoformat(), conversations=conversations)
+    return texts
+
+
+def defect(template: str) -> str | None:
+    """Return the reason why a template cannot render a question and its answer with any tokenizer; None if it can."""
+    talk = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "stem"}]
+    variables = {**TOKENS, "messages": talk, "tools": None, "documents": None, "add_generation_prompt": False}
+    try:
+        (text,) = render_template(template, [variables])
+    except CallTooCostly as error:
+        return f"takes too much for a question and its answer ({error}): repair it"
+    except RequestFailed as error:
+        return f"refuses a question and its answer ({error}): repair it"
+    return None if "stem" in text else "does not render the content of messages as text"
 
 
 class TemplateTooCostly(PromptRefused):
@@ -48,10 +69,9 @@ class ChatTemplate:
         try:
             if not all(messages for messages, _ in conversations):
                 raise ValueError("the conversation is empty")
-            texts: list[str] = _WORKER(
-                template=self.tokenizer.get_chat_template(tools=tools),
-                today=TODAY.isoformat(),
-                conversations=[
+            return render_template(
+                self.tokenizer.get_chat_template(tools=tools),
+                [
                     {**fixed, "messages": messages, "add_generation_prompt": generate}
                     for messages, generate in conversations
                 ],
@@ -61,4 +81,3 @@ class ChatTemplate:
         except (RequestFailed, ValueError, TypeError, RecursionError) as error:
             reason = error if isinstance(error, RequestFailed) else f"{type(error).__name__}: {error}"
             raise PromptRefused(f"the chat template of {name} refuses the conversation ({reason})") from error
-        return texts

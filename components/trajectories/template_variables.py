@@ -6,11 +6,13 @@ from jinja2 import meta, nodes
 
 from components.trajectories.template_worker import environment
 
-_GIVEN = {
+GIVEN = {
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "raise_exception",
     "strftime_now", "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 }  # fmt: skip
 """Variables that every rendering sets."""
+TOKENS = {name: f"<{name}>" for name in GIVEN if name.endswith("_token")}
+"""Special tokens of a rendering without a tokenizer."""
 
 
 def variables(template: str) -> set[str]:
@@ -27,5 +29,5 @@ def variables(template: str) -> set[str]:
         for asked in tree.find_all((nodes.Test, nodes.Filter))
         if asked.name in ("defined", "undefined", "default", "d") and isinstance(asked.node, nodes.Name)
     }
-    read = meta.find_undeclared_variables(tree) - _GIVEN - jinja.globals.keys()
+    read = meta.find_undeclared_variables(tree) - GIVEN - jinja.globals.keys()
     return {name for name in read - parameters if name not in assigned or name in optional}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import threading
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -255,6 +256,35 @@ def test_a_hung_compilation_delays_no_other_and_ends_with_its_clients(engine):
             await hung[1]
         while children():
             await asyncio.sleep(0.01)
+
+    asyncio.run(play())
+
+
+@needs_llguidance
+@pytest.mark.usefixtures("patient")
+def test_the_preparation_of_the_vocabulary_blocks_nothing_and_is_not_counted(engine, monkeypatch):
+    grammars = grammar.Grammars(engine.format, engine._vocabulary, engine.stop_ids)
+    preparing, release, limits = threading.Event(), threading.Event(), []
+    token_bytes, timeout = grammar.token_bytes, asyncio.timeout
+
+    def slow(*arguments):
+        preparing.set()
+        release.wait()
+        return token_bytes(*arguments)
+
+    monkeypatch.setattr(grammar, "token_bytes", slow)
+    monkeypatch.setattr(asyncio, "timeout", lambda seconds: limits.append(seconds) or timeout(seconds))
+
+    async def play() -> None:
+        forms = [ResponseForm(json_schema=json.dumps({"const": word})) for word in ("sun", "rain")]
+        first = asyncio.ensure_future(grammars.matcher(forms[0], []))
+        await asyncio.to_thread(preparing.wait)
+        second = asyncio.ensure_future(grammars.matcher(forms[1], []))
+        await asyncio.sleep(0)  # runs up to the preparation
+        assert limits == []
+        release.set()
+        await asyncio.gather(first, second)
+        assert len(limits) == 2
 
     asyncio.run(play())
 

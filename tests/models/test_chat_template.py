@@ -18,6 +18,7 @@ from components.specs import validate
 from components.trajectories.chat import ChatFormat
 from components.trajectories.chat_template import TODAY
 from components.trajectories.template_options import TemplateOptions
+from components.trajectories.template_values import meaningless
 from components.trajectories.template_variables import variables
 from tests.trajectories.families import FAMILIES, tokenizer_of
 
@@ -157,11 +158,84 @@ def test_what_a_template_does_not_read_is_refused_before_anything_runs(base_dir,
     ):
         prepare(spec_of(call_form="kimi"), tmp_path)
     assert ChatFormat(load_tokenizer(prepare(spec_of(call_form="pythonic"), tmp_path))).call_form is None
-    for value in ("missing.jinja", str(base_dir / "tokenizer.json")):
-        with pytest.raises(SpecError, match="chatml, or the path of a Jinja template"):
-            spec_of(chat_template=value)
-    with pytest.raises(ResourceError, match="is no Jinja template"):
+    with pytest.raises(ResourceError, match=r"with model\.chat_template is no Jinja template"):
         prepare(spec_of(chat_template="{{ a", chat_template_kwargs={"a": 1}), tmp_path)
+
+
+def test_an_unusable_template_is_refused_by_its_setting(base_dir, tmp_path):
+    """With its path where no tokenizer is needed to see it, and never with that of a draft."""
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    cases = (
+        (None, "is no file"),
+        ("", "is empty"),
+        ("Hello", "renders no messages"),
+        ("{{ 'a' }}" + "b" * (1 << 20), "has 1048585 bytes; at most 1048576 are read"),
+        ("{{ messages }", r"refuses a question and its answer \(TemplateSyntaxError: .*\): repair it"),
+        ("{{ raise_exception('no conversations today') }}", "refuses .*no conversations today"),
+        ("{{ messages[0].content }}", "does not render the content of messages"),
+        (loop + "{{ messages[1].content }}", "takes too much"),
+    )
+    for number, (text, reason) in enumerate(cases):
+        file = tmp_path / f"{number}.jinja"
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(SpecError, match=rf"chat_template: .*expected chatml, .*/{file.name}' {reason}"):
+            spec_of(chat_template=str(file))
+    no_end = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    for template, reason in ((no_end, "does not mark where"), ("{{ raise_exception('no') }}", "refuses")):
+        with pytest.raises(ResourceError, match=reason) as caught:
+            prepare(spec_of(chat_template=template), tmp_path)
+        assert "with model.chat_template" in str(caught.value)
+        assert "repair the template" in str(caught.value)
+        assert "draft" not in str(caught.value)
+
+
+QWEN3 = (
+    """{% if enable_thinking is defined and enable_thinking is false %}closed{% endif %}{{ messages[-1]['content'] }}"""
+)
+TRUTHY = "{{ messages[-1]['content'] }}{% if not think %}closed{% endif %}"
+EFFORT = """{% if effort == 'high' %}high{% elif effort == 'low' %}low{% else %}{% set default = 'medium' %}{% endif %}
+{{- messages[-1]['content'] }}"""
+SHOWN = "{{ messages[-1]['content'] + (tone | default('plain')) | string }}"
+BUDGET = "{{ messages[-1]['content'] }}{% if budget is number and budget > 40 %}long{% endif %}"
+TOOLS = "{% if tools and native %}{{ tools | length }}{% endif %}{{ messages[-1]['content'] }}"
+KEPT = "{% for m in messages %}{% if kept %}{{ m.reasoning_content }}{% endif %}{{ m['content'] }}{% endfor %}"
+UNSEEN = "{% if add_vision_id and messages[0].images %}{{ messages[0].images }}{% endif %}{{ messages[-1]['content'] }}"
+STRICT = "{% if mode not in ['a', 'b'] %}{{ raise_exception('mode') }}{% endif %}{{ messages[-1]['content'] + mode }}"
+QUESTION_REFUSED = "{{ raise_exception('never') if mode != 'a' else messages[-1]['content'] }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "accepted", "refused", "expected"),
+    [
+        (QWEN3, "enable_thinking", [True, False, 1], ["maybe", "no", "off", "false", "", 0, 7, 0.5], "true or false"),
+        (TRUTHY, "think", [True, False, 0, 1, ""], ["no", "false", 7], "true or false"),
+        (EFFORT, "effort", ["high", "low", "medium"], ["hgih", True, 3], "'high' or 'low'"),
+        (SHOWN, "tone", ["dry", "", 3, True], [], ""),
+        (BUDGET, "budget", [0, 39, 41, 0.5], [], ""),
+        (TOOLS, "native", [True, False], ["yes"], "true or false"),
+        (KEPT, "kept", [True, False], ["yes"], "true or false"),
+        (UNSEEN, "add_vision_id", [True, False, "yes", 3], [], ""),
+        (STRICT, "mode", ["a", "b"], ["c", True], "'a' or 'b'"),
+        (QUESTION_REFUSED, "mode", ["a"], ["b"], "'a'"),
+    ],
+)
+def test_a_value_without_a_meaning_to_the_template_is_refused(template, name, accepted, refused, expected):
+    """Other values of its type give the same prompt. The template's default may be stated."""
+    for value in accepted:
+        assert (value, list(meaningless(template, {name: value}))) == (value, [])
+    for value in refused:
+        assert (value, list(meaningless(template, {name: value}))) == (value, [(name, expected)])
+
+
+def test_values_without_a_meaning_are_named_before_anything_runs(base_dir, tmp_path):
+    prepare(spec_of(), tmp_path)
+    spec = spec_of(chat_template=QWEN3, chat_template_kwargs={"enable_thinking": "no"})
+    for refuse in (check_weights, prepare):
+        with pytest.raises(
+            SpecError, match=r"kwargs\.enable_thinking: 'no': the chat template .*expected true or false"
+        ):
+            refuse(spec, tmp_path)
 
 
 def test_variables_of_published_templates():
