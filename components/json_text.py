@@ -41,14 +41,17 @@ def parse_json(text: str | bytes) -> Any:
     return from_json(text.encode() if isinstance(text, str) else text)  # a lone surrogate is a ValueError, too
 
 
-def read_json(path: Path) -> Any:
-    """Return the value of a JSON file of an artifact or a run. Raise ArtifactDamaged if it is invalid."""
+_RECOMPUTE = "Put it back as it was, or delete the artifact's folder and run the same command again to recompute it"
+
+
+def read_json(path: Path, remedy: str = _RECOMPUTE) -> Any:
+    """Return the value of a JSON file of an artifact or a run. remedy: for a file of another kind. Raise
+    ArtifactDamaged if it is invalid."""
     try:
         return parse_json(path.read_bytes())
     except ValueError as error:
         raise ArtifactDamaged(
-            f"{path} is no valid JSON ({error}): the file is damaged or was edited. Put it back as it was, or delete "
-            "the artifact's folder and run the same command again to recompute it"
+            f"{path} is no valid JSON ({error}): the file is damaged or was edited. {remedy}"
         ) from None
 
 

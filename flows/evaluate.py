@@ -32,7 +32,7 @@ from flows.terminal.arguments import refuse_root_option
 from flows.terminal.console import printable_lines
 from flows.terminal.exit_codes import with_exit_codes
 from flows.terminal.interrupt import leave
-from flows.terminal.pages import write_page
+from flows.terminal.pages import write_new_page, write_page
 
 if TYPE_CHECKING:
     from flows.evaluation.policies import NamedPolicy, PolicyName
@@ -92,8 +92,8 @@ def evaluate(
         artifacts = [artifact for artifact, _ in evaluations.values()]
         result = comparison.comparison(spec, resolved, artifacts, samples, overrides)
         data = comparison.figures(result, {name: status for name, (_, status) in evaluations.items()})
-        page = html or root / FOLDER / f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-        page = write_page(page, render_policies(result))
+        text = render_policies(result)
+        page = write_page(html, text) if html else write_new_page(root / FOLDER, spec.name, text)
         return {**data, "html": str(page), "mlflow_run": _track(spec, data, page)}
 
 

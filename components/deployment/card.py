@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from components.deployment.spec import Format
@@ -117,8 +117,9 @@ class ModelCard:
             "pipeline_tag": "text-generation",
             "tags": ["espalier", "agent", "tool-use", "reinforcement-learning", *(["lora"] if self.model.lora else [])],
         }
-        if self.model.source != "random":
-            data["base_model"] = placeless(self.model.name)
+        name = self.model.name
+        if self.model.source != "random" and placeless(name) == name and not Path(name).is_dir():
+            data["base_model"] = name  # the Hub reads it as the id of a repository
         if self.results:
             environment = self._environment
             summary = list(self.results.values())[-1]
@@ -196,6 +197,8 @@ class ModelCard:
 
     def _provenance(self) -> str:
         moment = f"after round {self.step}" if self.step else "at the start of the rounds"
+        if self._config.get("rounds") == 0:
+            moment = "at the end of the training, which had no rounds"
         chosen = " It was chosen as the best on the held-out scenarios." if self._is_best_of_several else ""
         return f"The policy as it stood {moment}.{chosen}"
 

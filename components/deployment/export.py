@@ -142,7 +142,10 @@ def gguf_file(folder: Path, name: str, precision: Precision) -> Path:
 
 
 def _finish(out: Path, card: str) -> int:
-    (out / "README.md").write_text(card, encoding="utf-8")
+    readme = out / "README.md"
+    readme.write_text(card, encoding="utf-8")
+    for path in filter(Path.is_file, out.iterdir()):
+        shutil.copymode(readme, path)  # safetensors writes files that only their owner can read
     return sum(path.stat().st_size for path in out.iterdir() if path.is_file())
 
 

@@ -173,8 +173,13 @@ def _message(message: ChatMessage, path: str, context: RequestContext, problems:
         result["tool_call_id"] = message.tool_call_id
     if message.name is not None:
         result["name"] = message.name
-    if message.role == "assistant" and (reasoning := message.reasoning_content or message.reasoning):
-        result["reasoning"] = reasoning
+    for name in ("reasoning_content", "reasoning"):
+        if (reasoning := getattr(message, name)) and message.role != "assistant":
+            problems.append(
+                Problem(f"{path}.{name}", f"a message of role '{message.role}' has no reasoning; leave it out")
+            )
+        elif reasoning:
+            result.setdefault("reasoning", reasoning)
     return result
 
 

@@ -20,8 +20,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from components.errors import Problem, ResourceError, SpecError
-from components.json_text import read_json
 from components.models.chatml import CHATML, chatml
+from components.models.files import read_settings
 from components.models.spec import LocalModelSpec
 from components.specs import nearest
 from components.trajectories.chat import ChatFormat
@@ -116,7 +116,7 @@ def declare_end(out: Path, declared: int | list[int] | None, end: int) -> None:
     """Add the token with which a message ends to those with which generation ends. declared: the model's own."""
     ends = declared if isinstance(declared, list) else [] if declared is None else [declared]
     path = out / "generation_config.json"
-    settings = read_json(path) if path.is_file() else {}
+    settings = read_settings(path) if path.is_file() else {}
     path.unlink(missing_ok=True)
     ends = [*ends, *([] if end in ends else [end])]
     path.write_text(json.dumps({**settings, "eos_token_id": ends}, indent=2) + "\n", encoding="utf-8")
@@ -127,7 +127,7 @@ def _own(base_dir: Path) -> str | None:
     if (path := base_dir / FILE).is_file():
         return path.read_text(encoding="utf-8")
     path = base_dir / "tokenizer_config.json"
-    template = read_json(path).get("chat_template") if path.is_file() else None
+    template = read_settings(path).get("chat_template") if path.is_file() else None
     return template
 
 

@@ -6,9 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ArtifactError
+from components.json_text import read_json
 
 if TYPE_CHECKING:
     import torch
+
+
+def read_settings(path: Path) -> Any:
+    """Return the value of a JSON file of a model's folder, which may be the user's. Raises ArtifactDamaged if it is
+    invalid."""
+    return read_json(path, "Repair or replace the file")
 
 
 class Weights:

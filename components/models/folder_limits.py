@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import EspalierError, ResourceError
-from components.json_text import read_json
-from components.models.files import Weights
+from components.models.files import Weights, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +128,7 @@ def building(subject: str, place: Path) -> Iterator[None]:
 
 def _object(path: Path) -> dict[str, Any]:
     _check_size(path)
-    content = read_json(path)
+    content = read_settings(path)
     if not isinstance(content, dict):
         raise ResourceError(f"{path}: expected a JSON object; {_REPLACE}")
     return content

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from components.errors import ResourceError
-from components.json_text import read_json
-from components.models.files import Weights
+from components.models.files import Weights, read_settings
 from components.models.spec import LocalModelSpec, ModelSpec, StoredDtype
 from components.models.weights import folder, pick_device
 from components.specs import Spec
@@ -94,7 +93,7 @@ def stored_dtype(model: LocalModelSpec, cache: Path) -> StoredDtype:
     """Return the dtype of the weights of a folder or of the hub, by `config.json`; if it names none, that of most of
     the weights that are on this machine; else float32. Raises ResourceError if the file cannot be read."""
     path = _config_file(model, cache)
-    config = read_json(path)
+    config = read_settings(path)
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
     stated = [part.get("dtype") or part.get("torch_dtype") for part in parts]
     for stored in stated:

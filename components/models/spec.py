@@ -95,6 +95,23 @@ _LATER = ("architecture", *TEMPLATE)
 """Fields that are left out while they are null or empty, so that they do not change stage keys."""
 
 
+def _template_of(path: Path, value: str) -> str:
+    """Return the template of a Jinja file. value: the setting. Raises ValueError for a file without a usable one."""
+    from components.trajectories.chat_template import defect
+
+    reason: str | None = "is no file"
+    text = ""
+    if path.is_file():
+        size = path.stat().st_size
+        reason = f"has {size} bytes; at most {LONGEST_TEMPLATE} are read" if size else "is empty"
+        if 0 < size <= LONGEST_TEMPLATE:
+            text = path.read_text(encoding="utf-8")
+            reason = defect(text) if "{{" in text else "renders no messages: it has no {{ }}"
+    if reason is not None:
+        raise ValueError(f"{CHATML}, or the path of a Jinja template that renders messages; {value!r} {reason}")
+    return text
+
+
 class LocalModelSpec(Spec):
     """A model that computes on this machine."""
 
@@ -133,18 +150,7 @@ class LocalModelSpec(Spec):
     def _text(cls, value: str | None) -> str | None:
         if value is None or value == CHATML or "{{" in value:
             return value  # the text is that of an earlier validation
-        from components.trajectories.chat_template import defect
-
-        path, text, reason = Path(value).expanduser(), "", "is no file"
-        if path.is_file():
-            size = path.stat().st_size
-            reason = f"has {size} bytes; at most {LONGEST_TEMPLATE} are read" if size else "is empty"
-            if 0 < size <= LONGEST_TEMPLATE:
-                text = path.read_text(encoding="utf-8")
-                reason = defect(text) if "{{" in text else "renders no messages: it has no {{ }}"
-        if reason is not None:
-            raise ValueError(f"{CHATML}, or the path of a Jinja template that renders messages; {value!r} {reason}")
-        return text
+        return _template_of(Path(value).expanduser(), value)
 
     @field_validator("call_form")
     @classmethod

@@ -24,11 +24,11 @@ from typing import Any, cast
 from components.artifacts import lock_file, sync_tree
 from components.artifacts.keys import json_digest
 from components.errors import ResourceError
-from components.json_text import read_json
 from components.models import chat_template, packaged, quantized, random_weights
 from components.models.attention import CHANGING, CHOSEN, implementation, refuse_by_length
 from components.models.chatml import chatml_digest
 from components.models.digests import belongs, damage, folder_digest, is_blob, read_record, write_record
+from components.models.files import read_settings
 from components.models.folder_limits import building, check_config, check_loaded, check_tokenizer
 from components.models.gpus import unusable, visible_gpus
 from components.models.spec import LocalModelSpec, ModelSpec
@@ -263,7 +263,7 @@ def declared_end(base_dir: Path) -> int | list[int] | None:
     if not path.is_file():  # use the model's configuration, as transformers does
         path = base_dir / "config.json"
     with building(f"the configuration of {path.name}", base_dir):
-        end = read_json(path).get("eos_token_id")
+        end = read_settings(path).get("eos_token_id")
     tokens = end if isinstance(end, list) else [end]
     if end is not None and any(not isinstance(token, int) or isinstance(token, bool) for token in tokens):
         raise ResourceError(f"{path}: eos_token_id = {end!r:.100}: expected a token id, or a list of them")
@@ -305,7 +305,7 @@ def _check_folder(path: Path) -> None:
     if not files:
         missing.append("*.safetensors (pickled weights are not read: load them elsewhere and save them as safetensors)")
     if (index := path / "model.safetensors.index.json").is_file():
-        missing += sorted(set(read_json(index)["weight_map"].values()) - files)
+        missing += sorted(set(read_settings(index)["weight_map"].values()) - files)
     if not any((path / name).is_file() for name in _TOKENIZERS):
         missing.append("a tokenizer (tokenizer.json)")
     if missing:

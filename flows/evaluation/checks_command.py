@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.console import printable_lines
 from flows.terminal.exit_codes import with_exit_codes
-from flows.terminal.pages import write_page
+from flows.terminal.pages import write_new_page, write_page
 
 if TYPE_CHECKING:
     from flows.experiment.spec import ExperimentSpec
@@ -73,8 +72,10 @@ class ChecksCommand:
         hush()
         with redirect_stdout(sys.stderr):  # stdout carries the result only
             checked = self.check(spec, counts, mask_overrides(options.overrides))
-        file = f"{checked.file}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-        page = write_page(options.html or Path(spec.root) / self.name / file, checked.page)
+        if options.html:
+            page = write_page(options.html, checked.page)
+        else:
+            page = write_new_page(Path(spec.root) / self.name, checked.file, checked.page)
         data = {**checked.data, "html": str(page)}
         print(
             json.dumps(data) if options.json else printable_lines(_table(checked, page)),

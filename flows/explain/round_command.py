@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flows.terminal.arguments import RootParser, add_trust
 from flows.terminal.console import printable_lines
 from flows.terminal.exit_codes import with_exit_codes
-from flows.terminal.pages import write_page
+from flows.terminal.pages import write_new_page, write_page
 
 if TYPE_CHECKING:
     from flows.experiment.spec import ExperimentSpec
@@ -54,8 +53,9 @@ class RoundCommand:
         trained = rounds.round_of(run, options.round)
         workplace.demand_gradients(run, spec)
         data, page = self.examine(options, trained, spec)
-        file = options.root / self.name / f"{run.name}-{time.strftime('%Y%m%d-%H%M%S')}.html"
-        data["html"] = str(write_page(options.html or file, page))
+        folder = options.root / self.name
+        file = write_page(options.html, page) if options.html else write_new_page(folder, run.name, page)
+        data["html"] = str(file)
         print(json.dumps(data) if options.json else printable_lines(self.show(data).split("\n")), file=out, flush=True)
         return 0
 

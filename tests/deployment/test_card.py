@@ -75,6 +75,8 @@ def test_card_names_the_policy_and_its_selection(arguments):
     card = model_card(**best)
     assert "as it stood at the start of the rounds. It was chosen as the best on the held-out scenarios." in card
     assert "- The policy was chosen by these same scenarios" in card
+    offline = arguments | {"step": 0, "experiment": {**EXPERIMENT, "rounds": 0}}
+    assert "The policy as it stood at the end of the training, which had no rounds.\n" in model_card(**offline)
 
 
 def test_the_card_names_the_attention_that_transformers_would_not_choose(arguments):
@@ -134,7 +136,7 @@ def test_placement_is_not_in_the_card(arguments):
     assert model_card(**arguments) == model_card(**arguments | {"experiment": elsewhere})
 
 
-def test_paths_of_the_machine_are_cut_to_their_names(arguments):
+def test_paths_of_the_machine_are_cut_to_their_names(arguments, tmp_path, monkeypatch):
     local = arguments | {
         "model": ModelSpec(name="/data/someone/my-model"),
         "experiment": EXPERIMENT | {"model": {"name": "/data/someone/my-model"}},
@@ -142,6 +144,11 @@ def test_paths_of_the_machine_are_cut_to_their_names(arguments):
     card = model_card(**local)
     assert "/data" not in card
     assert "`my-model`" in card
+    assert HubCard(card).data.base_model is None  # the Hub reads it as the id of a repository
+    (tmp_path / "team" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name, expected in (("team/model", None), ("team/other", "team/other")):
+        assert HubCard(model_card(**local | {"model": ModelSpec(name=name)})).data.base_model == expected
 
 
 def test_the_code_in_the_card_runs(arguments, base_dir, adapter_dir, tmp_path, monkeypatch, capsys):

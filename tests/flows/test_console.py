@@ -3,12 +3,16 @@
 import io
 import logging
 import re
+import time
 from pathlib import Path
+
+import pytest
 
 from components.errors import ResourceError
 from flows.terminal import console
 from flows.terminal.console import duration, logging_to
 from flows.terminal.exit_codes import print_error
+from flows.terminal.pages import write_new_page
 
 
 def test_lines_go_to_the_screen_and_to_the_file(screen, tmp_path):
@@ -111,3 +115,14 @@ def test_all_commands_use_the_one_printer_for_errors():
     flows = Path(__file__).parents[2] / "flows"
     printed = re.compile(r"print\((error|str\(error\)|message|f\"[^\"]*\{error\})")
     assert [path.name for path in flows.rglob("*.py") if printed.search(path.read_text())] == []
+
+
+def test_pages_of_the_same_second_have_names_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda form: "20261128-001500")
+    folder = tmp_path / "certify"
+    paths = [write_new_page(folder, "shop", text) for text in "abc"]
+    names = ["shop-20261128-001500.html", "shop-20261128-001500-2.html", "shop-20261128-001500-3.html"]
+    assert paths == [folder / name for name in names]
+    assert [path.read_text() for path in paths] == ["a", "b", "c"]
+    with pytest.raises(ResourceError, match=r"cannot write .*; give another file: --html FILE"):
+        write_new_page(paths[0], "shop", "d")

@@ -271,6 +271,13 @@ def test_a_refusal_names_all_mistakes_and_does_not_reach_the_engine(client, engi
     assert (caught.value.param, caught.value.type) == ("temperature", "invalid_request_error")
     for part in ("temperature: -1", "stop.0", "max_token", "id you mean 'max_tokens'?"):
         assert part in caught.value.message
+    talk = [{"role": "user", "content": "Hello", "reasoning_content": "a"}, {"role": "system", "content": "b"}]
+    talk[1] |= {"reasoning": "c", "reasoning_content": ""}  # the empty one is neutral
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="shop", messages=talk)
+    assert caught.value.message.count("has no reasoning") == 2
+    for part in ("messages.0.reasoning_content: a message of role 'user'", "messages.1.reasoning: a message of role"):
+        assert part in caught.value.message
     assert not engine.requests
 
 

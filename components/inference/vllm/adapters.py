@@ -13,6 +13,7 @@ from typing import Any
 
 from components.errors import ResourceError
 from components.json_text import read_json
+from components.models.files import read_settings
 from components.models.spec import ModelSpec
 from components.models.targets import ALL_LINEAR, names_of
 
@@ -81,5 +82,5 @@ def check_dtype(model: ModelSpec) -> None:
 
 
 def _text_config(base_dir: Path) -> Mapping[str, Any]:
-    config = read_json(base_dir / "config.json")
+    config = read_settings(base_dir / "config.json")
     return config.get("text_config") or config
