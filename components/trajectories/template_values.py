@@ -56,12 +56,14 @@ def meaningless(template: str, values: Mapping[str, Scalar]) -> Iterator[tuple[s
             return any(text not in (None, before) for text, before in zip(prompts(name, other), usual, strict=True))
 
         known = _texts(template)
-        if value in known or (type(value) is int and value in (0, 1) and not differs(bool(value))):
+        texts = [text for text in known if differs(text)]
+        if (texts and value in known) or (type(value) is int and value in (0, 1) and not differs(bool(value))):
             continue
-        if any(differs(other) for other in (True, False)):
+        if texts:
+            shown = " or ".join(map(shortened, texts[:_SHOWN]))
+            yield name, shown + (", or others" if len(texts) > _SHOWN else "")
+        elif any(differs(other) for other in (True, False)):
             yield name, "true or false"
-        elif better := [shortened(text) for text in known if differs(text)]:
-            yield name, " or ".join(better[:_SHOWN]) + (", or others" if len(better) > _SHOWN else "")
 
 
 def _of_same_type(value: Scalar) -> tuple[Scalar, ...]:
@@ -71,6 +73,6 @@ def _of_same_type(value: Scalar) -> tuple[Scalar, ...]:
 
 
 def _texts(template: str) -> list[str]:
-    """Return the texts in expressions of a template."""
+    """Return the texts in expressions of a template, without the empty one, which is false."""
     constants = environment().parse(template).find_all(nodes.Const)
-    return sorted({constant.value for constant in constants if isinstance(constant.value, str)})
+    return sorted({constant.value for constant in constants if isinstance(constant.value, str) and constant.value})

@@ -196,6 +196,9 @@ QWEN3 = (
 TRUTHY = "{{ messages[-1]['content'] }}{% if not think %}closed{% endif %}"
 EFFORT = """{% if effort == 'high' %}high{% elif effort == 'low' %}low{% else %}{% set default = 'medium' %}{% endif %}
 {{- messages[-1]['content'] }}"""
+MEDIUM = """{% set effort = effort | default('medium') %}
+{%- if effort %}{{ 'H' if effort == 'high' else 'M' }}{% endif %}
+{{- messages[-1]['content'] }}"""
 SHOWN = "{{ messages[-1]['content'] + (tone | default('plain')) | string }}"
 BUDGET = "{{ messages[-1]['content'] }}{% if budget is number and budget > 40 %}long{% endif %}"
 TOOLS = "{% if tools and native %}{{ tools | length }}{% endif %}{{ messages[-1]['content'] }}"
@@ -211,6 +214,8 @@ QUESTION_REFUSED = "{{ raise_exception('never') if mode != 'a' else messages[-1]
         (QWEN3, "enable_thinking", [True, False, 1], ["maybe", "no", "off", "false", "", 0, 7, 0.5], "true or false"),
         (TRUTHY, "think", [True, False, 0, 1, ""], ["no", "false", 7], "true or false"),
         (EFFORT, "effort", ["high", "low", "medium"], ["hgih", True, 3], "'high' or 'low'"),
+        (MEDIUM, "effort", ["high", "medium"], ["hgih"], "'high'"),
+        (QWEN3 + EFFORT, "enable_thinking", [True], ["low", "medium"], "true or false"),  # texts of another variable
         (SHOWN, "tone", ["dry", "", 3, True], [], ""),
         (BUDGET, "budget", [0, 39, 41, 0.5], [], ""),
         (TOOLS, "native", [True, False], ["yes"], "true or false"),
