@@ -133,7 +133,7 @@ def tokenized(
     rows_of: returns the rows of an episode; it is called for the episodes of this process, with their positions.
     """
     folder = scratch / FOLDER
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{rank}.arrow" for rank in range(distributed.size())]
     rank = distributed.rank()
     rows = (row for place, episode in _share(episodes, rank) for row in rows_of(place, episode))
