@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from components.environments.service import airline, retail
+from components.inference.vllm.start_errors import REMEDIES
 from tests.pumping import texts
 from tests.source import MODULES, parsed
 
@@ -42,6 +43,7 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.rewards.rules.accuracy", "f'\\\\W*({letter})\\\\W*'"): [{"letter": "[ABCDEabcde]"}],
     ("components.rewards.rules.accuracy", "marked"): [{"letter": "[ABCDEabcde]"}],
     ("components.rewards.rules.followed", "f'(?<!\\\\w){re.escape(written.strip())}(?!\\\\w)'"): [{"written": "5"}],
+    ("components.inference.vllm.start_errors", "pattern"): [{"pattern": pattern} for pattern, _ in REMEDIES],
     ("components.models.targets", "wanted"): [{"wanted": r".*\.(?:q|v)_proj"}],
     **{
         ("components.trajectories.call_forms.elements", name): [{"start": ""}, {"start": "｜DSML｜"}]

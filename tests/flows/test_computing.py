@@ -26,7 +26,6 @@ REFUSED = [
     ([*SLURM, f"{PLACE}.nodes=2", f"{PLACE}.processes=5"], f"{PLACE}.processes", "5 on each of 2 nodes"),
     ([*SLURM, f"{PLACE}.processes=2", f"{PLACE}.strategy=fsdp", "model.quantization=nf4"], f"{PLACE}.strategy", "ddp"),
     (["compute=fsdp", "model.quantization=nf4"], f"{FSDP}.strategy", "expected ddp"),
-    (["compute=fsdp", "model.lora=null", "model.dtype=bfloat16"], f"{FSDP}.strategy", "model.dtype=float32"),
     (["compute=fsdp", "model.lora=null", "algorithm=ppo"], f"{FSDP}.strategy",
      "ppo does not support sharded training"),
 ]  # fmt: skip
