@@ -200,12 +200,12 @@ def test_a_run_ends_with_its_server(tmp_path):
         assert started["state"] == "running"
         (server,) = (child for child in psutil.Process().children() if f"root={tmp_path}" in child.cmdline())
         assert processes(tmp_path)
+        wait_for(lambda: list((tmp_path / "logs").glob("smoke-*.log")))
         server.kill()
     finally:
         with contextlib.suppress(Exception):  # the connection is broken
             session.close()
     wait_for(lambda: not processes(tmp_path))
-    assert list((tmp_path / "logs").glob("smoke-*.log"))
 
 
 def test_a_supervisor_kills_what_ignores_its_signals(tmp_path):
