@@ -1,10 +1,9 @@
 """Resolution of `dtype: auto` by the stored weights of a model and the hardware on which a stage computes.
 
-On a GPU a model computes in the dtype in which its weights are stored, which its `config.json` states,
-or else their files if they are on this machine. A CPU computes
-in float32; in bfloat16 if the weights are stored in it and the processor has instructions for it. Packaged and random
-weights are stored in float32. On a GPU, a model with an adapter whose engine computes adapters in 16 bits only (vLLM)
-is bfloat16 if it is stored in float32.
+On a GPU a model computes in the dtype in which its weights are stored, which its `config.json` states, or else the
+headers of their files, here or on the hub. A CPU computes in float32; in bfloat16 if the weights are stored in it and
+the processor has instructions for it. Packaged and random weights are stored in float32. On a GPU, a model with an
+adapter whose engine computes adapters in 16 bits only (vLLM) is bfloat16 if it is stored in float32.
 
 The flow resolves the models of a stage before it forms the stage key, so a key holds a dtype, and the machine that
 computes the stage resolves nothing.
@@ -15,8 +14,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -91,7 +91,8 @@ def has_bfloat16() -> bool:
 
 def stored_dtype(model: LocalModelSpec, cache: Path) -> StoredDtype:
     """Return the dtype of the weights of a folder or of the hub, by `config.json`; if it names none, that of most of
-    the weights that are on this machine; else float32. Raises ResourceError if the file cannot be read."""
+    the weights, which is the same before and after a download; float32 if no weights have a dtype in which a model can
+    compute. Raises ResourceError if the file or the weights cannot be read."""
     path = _config_file(model, cache)
     config = read_settings(path)
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
@@ -99,36 +100,64 @@ def stored_dtype(model: LocalModelSpec, cache: Path) -> StoredDtype:
     for stored in stated:
         if stored in ("bfloat16", "float16"):
             return stored
-    return "float32" if any(stated) else _dtype_of_files(path.parent)
+    if any(stated):
+        return "float32"
+    sizes = _sizes_in_files(path.parent)
+    if not sizes and path.parent != Path(model.name):
+        sizes = _sizes_on_hub(model.name, model.revision)
+    return max(sizes, key=sizes.__getitem__, default="float32")
 
 
-def _dtype_of_files(folder: Path) -> StoredDtype:
-    """Return the dtype of most of the weights in a folder that are not quantized; float32 if there are none."""
+def _sizes_in_files(folder: Path) -> Mapping[StoredDtype, int]:
+    """Return the number of stored values of each dtype in a folder, without quantized ones."""
     sizes: Counter[StoredDtype] = Counter()
     with Weights(folder) as weights:
         for name, file in weights.where.items():
             tensor = file.get_slice(name)
             if stored := _FLOATS.get(tensor.get_dtype()):
                 sizes[stored] += math.prod(tensor.get_shape())
-    return max(sizes, key=sizes.__getitem__, default="float32")
+    return sizes
+
+
+@cache
+def _sizes_on_hub(name: str, revision: str | None) -> Mapping[StoredDtype, int]:
+    """Return the number of stored values of each dtype by the headers of a model's files on the hub, without quantized
+    ones."""
+    from huggingface_hub import get_safetensors_metadata
+    from huggingface_hub.errors import NotASafetensorsRepoError
+
+    with _hub_errors("the headers of the weights", name):
+        try:
+            counts = get_safetensors_metadata(name, revision=revision).parameter_count
+        except NotASafetensorsRepoError:  # the download refuses it
+            return {}
+    return {_FLOATS[dtype]: count for dtype, count in counts.items() if dtype in _FLOATS}
 
 
 def _config_file(model: LocalModelSpec, cache: Path) -> Path:
     """Return `config.json` of a model: of its folder, of the prepared weights, or of the hub."""
-    from httpx import HTTPError
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     path = folder(model, cache) / "config.json"
     if path.is_file():
         return path
-    try:
+    with _hub_errors("config.json", model.name):
         cached = try_to_load_from_cache(model.name, "config.json", revision=model.revision)
         if isinstance(cached, str):
             return Path(cached)
         return Path(hf_hub_download(model.name, "config.json", revision=model.revision))
-    except (HFValidationError, HTTPError, OSError) as error:
+
+
+@contextmanager
+def _hub_errors(part: str, name: str) -> Iterator[None]:
+    """Raise ResourceError in place of an error of the hub. part: what is read of the model."""
+    from httpx import HTTPError
+    from huggingface_hub.errors import HFValidationError, SafetensorsParsingError
+
+    try:
+        yield
+    except (HFValidationError, HTTPError, OSError, SafetensorsParsingError) as error:
         raise ResourceError(
-            f"model.dtype = auto: config.json of {model.name}, which states the dtype of its weights, cannot be read "
-            f"({type(error).__name__}). Check model.name and the network, or set model.dtype=bfloat16 or float32"
+            f"model.dtype = auto: {part} of {name} cannot be read ({type(error).__name__}), so the dtype of its "
+            "weights is unknown. Check model.name and the network, or set model.dtype=bfloat16 or float32"
         ) from None

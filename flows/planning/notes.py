@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from components.errors import ResourceError
+from components.rewards.llm.spec import asked_by
 from flows.experiment.guards import RULES
 from flows.experiment.spec import ExperimentSpec
 from flows.release import deployment
@@ -32,8 +33,22 @@ def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
         values = (dtype if len(by_dtype) == 1 else f"{dtype} ({', '.join(by_dtype[dtype])})" for dtype in by_dtype)
         yield f"model.dtype=auto resolves to {' and '.join(values)}"
     yield from spec.inference.notes()
+    yield from _local_judges(spec)
     if spec.rounds and (reason := spec.truncation_reason()) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"
+
+
+def _local_judges(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield a message if the judge stage loads a model on this machine while other stages run on remote ones."""
+    compute = spec.compute
+    loaded = [judge.label for judge in asked_by(spec.reward) if judge.asks_policy or judge.local_model is not None]
+    loaded += ["reward models"] if spec.reward_model is not None else []
+    machines = [compute.placement(stage) for stage in ("collect", "train") if compute.place(stage).remote]
+    if loaded and machines and not compute.place("judge").remote:
+        yield (
+            f"judge loads {', '.join(loaded)} on this machine, while other stages run on {machines[0]}; to judge "
+            f"there: compute.stages.judge={machines[0]}"
+        )
 
 
 def process_starts(estimates: Iterable[tuple[str, bool, bool]]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from components.errors import SpecError
 from flows.execution.executor import Execution
 from flows.experiment.compose import compose
 from flows.experiment.prerequisites import lacking
+from flows.planning.notes import resolved_values
 from flows.stages import STAGES
 from flows.stages.base import Context
 from tests.refusals import wrong_problems
@@ -96,3 +97,23 @@ def test_an_engine_is_checked_where_its_stages_run(monkeypatch, tmp_path):
         lacks = [text for text in lacking(compose(overrides)) if "the package prefect-ray" not in text]
         expected = [] if refusal is None else [refusal]
         assert [text[: len(start)] for text, start in zip(lacks, expected, strict=True)] == expected, overrides
+
+
+JUDGE = ["reward=ruler", "judge_model@reward.model=embedded", "reward.model.model.name=some/judge"]
+EMBEDDED = ["compute=sky", "store=s3://b", *JUDGE]
+JUDGES = [
+    (EMBEDDED, "judge loads some/judge on this machine, while other stages run on sky_h100; to judge there: "
+     "compute.stages.judge=sky_h100"),
+    ([*EMBEDDED[:3], "judge_model@reward.model=policy"], "judge loads policy on this machine, while"),
+    (["compute=sky", "store=s3://b", "reward_model=bradley_terry"], "judge loads reward models on"),
+    ([*EMBEDDED, "compute.stages.judge=sky_h100"], None),
+    ([*EMBEDDED[:3], "reward.model.url=http://a/v1", "reward.model.model=m"], None),  # a service
+    (JUDGE, None),
+]  # fmt: skip
+"""Overrides, and the beginning of the note on the place of the judge."""
+
+
+def test_a_plan_notes_a_judge_that_loads_a_model_on_this_machine_beside_remote_stages():
+    for overrides, expected in JUDGES:
+        notes = [note for note in resolved_values(compose(overrides)) if note.startswith("judge loads")]
+        assert [note[: len(expected or "")] for note in notes] == ([] if expected is None else [expected]), overrides

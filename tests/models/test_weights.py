@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from components.deployment.gguf import write_gguf
 from components.errors import EspalierError, ResourceError, WaitTimeout
@@ -342,7 +342,11 @@ class Hub(BaseHTTPRequestHandler):
         elif parts[2:3] == ["resolve"] and parts[4] in self.files.get("/".join(parts[:2]), {}):
             data = self.files["/".join(parts[:2])][parts[4]]
         else:
-            self.send_error(404, "Not Found")
+            self.send_response(404)
+            if "/".join(parts[:2]) in self.files:
+                self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
             return
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
@@ -363,6 +367,12 @@ def endpoint(base_dir):
         | {"pytorch_model.bin": b"pickle", "consolidated.safetensors": b"twice", "README.md": b"read"},
         "some/pickle": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
     }
+    config = json.loads((base_dir / "config.json").read_text())
+    silent = {name: value for name, value in config.items() if name not in ("dtype", "torch_dtype")}
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(base_dir / "model.safetensors").items()}
+    Hub.files["some/half"] = {
+        **Hub.files["some/model"], "config.json": json.dumps(silent).encode(), "model.safetensors": save(weights)
+    }  # fmt: skip
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
@@ -407,6 +417,15 @@ def test_a_model_from_the_hub(endpoint, base_dir, tmp_path):
     shutil.rmtree(folder)
     assert in_process(code, tmp_path, "http://127.0.0.1:9", offline=True) == str(folder)
     assert (folder / "model.safetensors").read_bytes() == (base_dir / "model.safetensors").read_bytes()
+
+
+def test_auto_dtype_is_the_same_before_and_after_the_download(endpoint, tmp_path):
+    code = (
+        "from components.models import precision\n"
+        "for model in (spec('some/half'), spec('some/pickle')): print(precision.stored_dtype(model, cache))\n"
+        "prepare(spec('some/half'), cache); print(precision.stored_dtype(spec('some/half'), cache))"
+    )
+    assert in_process(code, tmp_path, endpoint).split() == ["bfloat16", "float32", "bfloat16"]
 
 
 REFUSED = """
