@@ -6,10 +6,10 @@
 
 `run` runs the experiments for each seed and records their results; `flat` records why one learned nothing; without
 arguments the page and its plot are written again. A record has one object for each experiment and seed: `experiment`,
-`model` (its name), `seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds`,
-`peak_memory_gb`, `command`, `commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why
-nothing was learned. A recipe that learns from a file also has `file`: the commands that make it
-(docs/recipe_files.py).
+`model` (its name), `seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds` (of all stages,
+cached ones included), `peak_memory_gb`, `command`, `commit`, `processor`, `jobs` (runs at the same time), and `flat`:
+null, or the reason why nothing was learned. A recipe that learns from a file also has `file`: the commands that make
+it (docs/recipe_files.py).
 `before` is the policy that the recipe's last training phase starts from: after the supervised warmup, if there is one.
 Runs with overrides are variants: they have the overrides in `overrides`, and a table of their own that compares them
 with the experiment. `success_by_round`, `training_reward_by_round`, `guards` (those that triggered) and `reported`
@@ -131,7 +131,7 @@ def row_of(result: dict[str, Any], experiment: str, overrides: list[str]) -> dic
         "after": result["success"],
         "gain": result["gain"],
         "interval": interval,
-        "seconds": result["seconds"],
+        "seconds": round(result["seconds"] + result["cached_seconds"], 2),
         "peak_memory_gb": result["peak_memory_gb"],
         "success_by_round": result["success_by_round"],
         "training_reward_by_round": result["training_reward_by_round"],

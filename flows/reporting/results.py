@@ -81,6 +81,8 @@ class Results:
     """Largest resident memory of this process so far, in GB (10^9 bytes)."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds that each kind of stage took in this run."""
+    cached_seconds: float = 0.0
+    """Seconds that the cached stages took when they were computed: what this run saved."""
     step: int = 0
     """Round of the final policy; 0 is the start of the rounds."""
     rounds: int = 0
@@ -152,6 +154,7 @@ class Results:
                 "episodes": self.episodes,
                 "seconds": round(self.seconds, 2),
                 "stage_seconds": self.stage_seconds,
+                "cached_seconds": self.cached_seconds,
                 "cost": round(self.cost, 6),
                 "unpriced_calls": self.unpriced_calls,
                 "peak_memory_gb": self.peak_memory_gb,
@@ -249,6 +252,7 @@ def results_of(
         seed=execution.spec.seed,
         peak_memory_gb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2),
         stage_seconds=_stage_seconds(execution),
+        cached_seconds=_cached_seconds(execution),
         step=outcome.step,
         rounds=outcome.last_step,
         in_rounds={measured.step: summary_of(measured.evaluation) for measured in outcome.measured[1:]},
@@ -337,3 +341,9 @@ def with_interval(measure: Mapping[str, Any]) -> str:
 def interval(measure: Mapping[str, Any]) -> str:
     """Return a measure's interval, `[0.250, 0.750]`, or an empty text if it has none."""
     return "" if measure["low"] is None else f"[{measure['low']:.3f}, {measure['high']:.3f}]"
+
+
+def _cached_seconds(execution: Execution) -> float:
+    """Return the seconds that the cached stages took when they were computed, each artifact counted once."""
+    cached = {done.artifact.key: done.artifact.seconds for done in execution.done.values() if done.status == "cached"}
+    return round(sum(cached.values()), 2)

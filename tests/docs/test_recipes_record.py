@@ -27,7 +27,8 @@ def row(experiment: str, seed: int, after: float, low: float, *overrides: str, *
         "reported": reported,
         "gain": after - 0.4,
         "gain_interval": [low, low + 0.1],
-        "seconds": 60.0,
+        "seconds": 50.0,
+        "cached_seconds": 10.0,
         "peak_memory_gb": 1.0,
     }
     machine = {"jobs": 1, "commit": "abc", "processor": "2 × CPU"}
@@ -99,6 +100,7 @@ def test_the_guards_of_reward_hacking_stand_beside_its_rewards_and_evaluations(s
 def test_the_start_of_a_recipe_without_rounds_is_the_untrained_model(stored):
     result = {
         **row("bc", 0, 0.4, 0.3),
+        "cached_seconds": 0.0,
         "success_start": 0.0,
         "success_sft": 0.4,
         "success": 0.4,
@@ -109,7 +111,7 @@ def test_the_start_of_a_recipe_without_rounds_is_the_untrained_model(stored):
 
 def test_the_row_of_a_recipe_from_a_file_has_the_commands_that_make_the_file(stored):
     dpo = row("dpo", 1, 0.5, 0.01)
-    assert dpo["before"] == 0.4
+    assert (dpo["before"], dpo["seconds"]) == (0.4, 60.0)
     assert dpo["overrides"] == []
     assert dpo["command"].startswith(
         "python -m flows.run +experiment=dpo seed=1 data.path=runs/games/preference +task="

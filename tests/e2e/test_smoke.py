@@ -228,7 +228,7 @@ def test_again_nothing_runs_and_nothing_is_written_but_a_log(first, place):
     assert {path: time for path, time in after.items() if path != log} == before
     result = json.loads(again.stdout)
     assert result["stages"] == dict.fromkeys(LABELS, "cached")
-    differing = {"seconds", "stage_seconds", "peak_memory_gb", "stages"}
+    differing = {"seconds", "stage_seconds", "cached_seconds", "peak_memory_gb", "stages"}
     assert {name for name, value in result.items() if value != first.result[name]} <= differing
     assert any(f"nothing has changed since run {result['run_id'][:8]}" in line for line in lines)
     assert any("round 1/1" in line and "cached" in line for line in lines)

@@ -69,6 +69,7 @@ def test_the_json_line_has_every_field_and_null_for_what_there_is_not():
         "episodes": 20,
         "seconds": 12.35,
         "stage_seconds": {},
+        "cached_seconds": 0.0,
         "cost": 0.0,
         "unpriced_calls": 0,
         "peak_memory_gb": 0.0,
