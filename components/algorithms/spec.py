@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -27,7 +27,11 @@ Action = Literal["warn", "skip", "stop"]
 the training with an error."""
 
 
-class OptimizerSpec(Spec):
+CPU_PACK_TOKENS = 4096
+"""Value of `pack_tokens: auto` on a CPU, in stage keys, and in trainings of reward models."""
+
+
+class OptimizerSpec(DeclaredSpec):
     """AdamW (arXiv:1711.05101), gradient clipping and memory use."""
 
     learning_rate: float = Field(1e-4, gt=0, le=1)
@@ -42,16 +46,26 @@ class OptimizerSpec(Spec):
     """Decay of the running mean of the squared gradient."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Largest L2 norm of the gradient. A larger gradient is scaled down to this norm."""
-    pack_tokens: int = Field(4096, ge=64)
-    """Largest number of tokens in one forward pass. Bounds the memory and does not change the result, except with
-    `model.lora.dropout`, whose random masks are drawn for each pack. A prefix that sequences share is computed once
-    where they fit into one pack; models that cannot share prefixes count padded rows."""
+    pack_tokens: Annotated[int, Field(ge=64)] | Literal["auto"] = "auto"
+    """Largest number of tokens in one forward pass. Bounds the memory and changes the result by rounding only, except
+    with `model.lora.dropout`, whose random masks are drawn for each pack. A prefix that sequences share is computed
+    once where they fit into one pack; models that cannot share prefixes count padded rows. `auto`: for a policy
+    without dropout on a GPU the largest power of two from 1,024 to 16,384 (4,096 with several processes) that is
+    estimated to fit into its free memory; else 4,096."""
     gradient_checkpointing: bool = False
     """Gradient checkpointing: each layer stores only its input and is recomputed in the backward pass. Takes a fraction
     of the memory and about a third more time; the result is the same."""
     non_finite: Literal["skip", "stop"] = "stop"
     """Response to a loss or gradient that is infinite or NaN: `skip` the step, or `stop` with an error before a
     checkpoint is written."""
+
+    @property
+    def pack_size(self) -> int:
+        """`pack_tokens` as a number; `auto` is what it is on a CPU."""
+        return CPU_PACK_TOKENS if self.pack_tokens == "auto" else self.pack_tokens
+
+    def key_part(self) -> dict[str, Any]:
+        return super().key_part() | {"pack_tokens": self.pack_size}
 
 
 class CostSpec(Spec):
@@ -78,7 +92,7 @@ class RoundFacts:
     """Sampling temperature."""
 
 
-class AlgorithmSpec(OptimizerSpec, DeclaredSpec):
+class AlgorithmSpec(OptimizerSpec):
     """Base of the algorithms that train a policy.
 
     A subclass declares its settings as fields, `name` among them, and defines `build`. It overrides those of the

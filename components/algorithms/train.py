@@ -42,9 +42,11 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
     from components.algorithms.loop.guards import TrainingGuards
     from components.algorithms.loop.loss_scale import LossScale
     from components.algorithms.loop.resume import UnfinishedTraining
+    from components.algorithms.policy import pack_size
 
     policy, trajectories, too_long = _policy_and_trajectories(algorithm, request)
     critic = _prepared_critic(algorithm, policy, request)
+    algorithm = pack_size.resolve(algorithm, policy, request)
     modules: list[TrainedModule] = [policy, *([critic] if critic else [])]
     names = [name for module in modules for name in module.parameters]
     optimizer = adamw(algorithm, [list(module.parameters.values()) for module in modules])
@@ -92,7 +94,8 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
         checkpoint.save_state(request.out, algorithm=algorithm.name, step=step, moments=moments, loss_scale=scale)
         trainer.save(request.out)
     distributed.wait()
-    return metrics | ({"too_long": float(too_long)} if too_long else {})
+    chosen = {"pack_tokens": float(algorithm.pack_size)} if policy.device.startswith("cuda") else {}
+    return metrics | chosen | ({"too_long": float(too_long)} if too_long else {})
 
 
 @contextlib.contextmanager
@@ -177,7 +180,7 @@ def _prepared_critic(algorithm: AlgorithmSpec, policy: Policy, request: PolicyTr
         from components.algorithms.continual import ewc
 
         policy.penalty = ewc.penalty(
-            policy, anchor, request.base_dir, pack_tokens=algorithm.pack_tokens, seed=request.seed
+            policy, anchor, request.base_dir, pack_tokens=algorithm.pack_size, seed=request.seed
         )
     return critic
 

@@ -217,6 +217,7 @@ class ExperimentSpec(Spec):
         )
         if self.collect.partial is None:
             del config["collect"]["partial"]
+        config["algorithm"]["pack_tokens"] = self.algorithm.pack_size
         config["evaluate"] = EvaluateSpec.declared(config["evaluate"])
         del config["evaluate"]["every"]
         if self.evaluate.samples == 1:

@@ -32,7 +32,7 @@ def memory_notes(spec: ExperimentSpec, cache: Path) -> Iterator[str]:
         *(size, model),
         processes=group.size,
         strategy=group.strategy,
-        pack_tokens=algorithm.pack_tokens,
+        pack_tokens=algorithm.pack_size,
         checkpointing=algorithm.gradient_checkpointing,
         reference=reference,
     )
@@ -43,7 +43,7 @@ def memory_notes(spec: ExperimentSpec, cache: Path) -> Iterator[str]:
     text = f"train takes about {memory.total / 1e9:.0f} GB{devices}: {parts} GB"
     if not memory.fits(DEVICE):
         text += f"; more than a device of {DEVICE / 1e9:.0f} GB holds"
-        fitting = smallest(size, model, DEVICE, pack_tokens=algorithm.pack_tokens, reference=reference)
+        fitting = smallest(size, model, DEVICE, pack_tokens=algorithm.pack_size, reference=reference)
         if fitting is None:
             text += ". Lower algorithm.pack_tokens, or set model.lora with a rank"
         else:

@@ -195,7 +195,7 @@ class StageCalls:
             return
         step = policy.step if step is None else step
         inputs = {"data": data.trajectories, "policy": policy.checkpoint}
-        likelihood = ValidateStage(model=self.spec.model, pack_tokens=self.spec.algorithm.pack_tokens)
+        likelihood = ValidateStage(model=self.spec.model, pack_tokens=self.spec.algorithm.pack_size)
         request = self.requests.request("validate", likelihood, inputs)
         self.outcome.validations[name] = self.call(f"validate[{name}]", step, request)
         answers = SampleStage(

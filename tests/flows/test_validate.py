@@ -31,7 +31,7 @@ def context(tmp_path_factory):
 
 
 def validated(made, data, policy, context):
-    stage = ValidateStage(model=made.spec.model, pack_tokens=made.spec.algorithm.pack_tokens)
+    stage = ValidateStage(model=made.spec.model, pack_tokens=made.spec.algorithm.pack_size)
     return run_stage(made.request("validate", stage, {"data": data, "policy": policy}), context)[0]
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from components.algorithms.policy import pack_size
 from components.algorithms.policy.packing import TokenSequence, pack
 from components.algorithms.policy.policy import Policy
+from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.models.distribution import Cut
 from components.models.spec import ArchitectureSpec, LoraSpec, ModelSpec
 from components.models.trained_weights import shapes
@@ -93,6 +96,36 @@ def table() -> list[str]:
             cells.append(f"{processes} × {memory.total / GB:.0f} GB{mark}")
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return rows
+
+
+AUTO = [
+    ("0.5B", {}, 80, 1, 16384),
+    ("7B", {}, 80, 1, 4096),
+    ("7B", {}, 24, 1, 1024),
+    ("7B", {}, 1, 1, 1024),  # nothing fits
+    ("7B", {"gradient_checkpointing": True}, 24, 1, 16384),
+    ("0.5B", {}, 80, 8, 4096),  # eight processes need eight packs
+]
+"""Model, algorithm, GB that the weights have left, processes, and the tokens of a pack."""
+
+
+def test_packs_are_as_large_as_the_free_memory_of_a_gpu_allows(monkeypatch):
+    for name, settings, free, processes, expected in AUTO:
+        monkeypatch.setattr(pack_size, "shapes", lambda folder, name=name: qwen(name))
+        request = SimpleNamespace(base_dir=None, model=model(LoraSpec(rank=16)), strategy="ddp")
+        spec = GRPOSpec(**settings)
+        assert pack_size.largest(spec, request, free * GB, processes) == expected, (name, settings, free, processes)
+        monkeypatch.setattr(pack_size, "free_bytes", lambda device, free=free: free * GB)
+        for device, changes, tokens in (
+            ("cuda", {}, pack_size.largest(spec, request, free * GB, 1)),
+            ("cpu", {}, 4096),
+            ("cuda", {"dropout": 0.1}, 4096),
+        ):
+            request.model = model(LoraSpec(rank=16, **changes))
+            resolved = pack_size.resolve(spec, SimpleNamespace(device=device), request)
+            assert resolved.pack_tokens == tokens, (name, device, changes)
+    assert GRPOSpec().key_part() == GRPOSpec(pack_tokens=4096).key_part()
+    assert pack_size.resolve(GRPOSpec(pack_tokens=100), SimpleNamespace(device="cuda"), request).pack_tokens == 100
 
 
 def test_the_page_has_the_table_of_what_fits():

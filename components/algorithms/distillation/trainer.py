@@ -60,7 +60,7 @@ def train_distill(spec: DistillSpec, context: TrainingContext, teacher: Policy) 
 
     def backward(batch: Sequence[Row]) -> StepMeasures:
         sequences = [TokenSequence(row["input_ids"], row["targets"]) for row in batch]
-        packs = pack(sequences, spec.pack_tokens, padded=policy.padded or teacher.padded)
+        packs = pack(sequences, spec.pack_size, padded=policy.padded or teacher.padded)
         return add_mean_gradient(
             policy, packs, lambda packed: teacher_kl(policy, teacher, packed, spec.temperature), spec.max_grad_norm
         )

@@ -55,6 +55,15 @@ def all_equal(value: float) -> bool:
     return both[0].item() == -both[1].item()
 
 
+def smallest(value: float) -> float:
+    """Return the smallest value of all processes."""
+    if size() == 1:
+        return value
+    negative = torch.tensor([-value], dtype=torch.float64, device=_device())
+    distributed.all_reduce(negative, distributed.ReduceOp.MAX)
+    return -negative.item()
+
+
 def any_process(condition: bool) -> bool:
     """Return True if the condition holds in any process."""
     return sums({"here": float(condition)})["here"] > 0

@@ -82,7 +82,7 @@ class PolicyGradients:
     def log_likelihoods(self, trajectories: Sequence[Trajectory], temperature: float) -> list[float]:
         measured = ReferenceLogprobs(self._scratch)
         sampled = [_sampled_at(trajectory, temperature) for trajectory in trajectories]
-        measured.measure(self._policy, sampled, self._spec.pack_tokens, reference=False, first=True)
+        measured.measure(self._policy, sampled, self._spec.pack_size, reference=False, first=True)
         return [math.fsum(measured.whole("old", trajectory)) for trajectory in sampled]
 
 

@@ -103,7 +103,7 @@ def prepare(spec: GRPOSpec, context: TrainingContext) -> tuple[list[Group], Lear
     kl_in_reward = spec.kl_coefficient > 0 and spec.kl_in != "loss"
     if kl_in_reward or needs_old_logprobs(spec):
         first = not context.earlier_steps
-        before.measure(policy, scored, spec.pack_tokens, reference=kl_in_reward, first=first)
+        before.measure(policy, scored, spec.pack_size, reference=kl_in_reward, first=first)
     learning = Learning(spec, before, padded=policy.padded, by_role=policy.by_role)
     groups = list(by_scenario(scored).values())
     if spec.credit == "episode" and not (spec.kl_coefficient and spec.kl_in == "token_rewards"):

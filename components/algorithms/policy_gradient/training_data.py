@@ -59,7 +59,7 @@ class Learning:
         return [
             (cut, packed)
             for cut, cut_sequences in by_cut.items()
-            for packed in pack(cut_sequences, self.spec.pack_tokens, padded=self.padded, by_role=self.by_role)
+            for packed in pack(cut_sequences, self.spec.pack_size, padded=self.padded, by_role=self.by_role)
         ]
 
     def _sequences(self, trajectories: Sequence[Trajectory], batch: Sequence[Trajectory]) -> list[list[TokenSequence]]:

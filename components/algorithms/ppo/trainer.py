@@ -127,7 +127,7 @@ def prepare(spec: PPOSpec, context: TrainingContext) -> tuple[Actions, list[Step
     policy_resumed = bool(_policy_steps(context))
     if episodes:
         measured_critic = critic if critic.rounds else None  # a new critic is measured after its pretraining
-        before.measure(policy, episodes, spec.pack_tokens, reference=True, first=not resumed, critic=measured_critic)
+        before.measure(policy, episodes, spec.pack_size, reference=True, first=not resumed, critic=measured_critic)
     kl = [before.kl(episode, spec.kl_estimator) for episode in episodes]
     rewards = [
         token_rewards(spec, episode, episode_kl, critic.kl_coefficient)
@@ -144,7 +144,7 @@ def prepare(spec: PPOSpec, context: TrainingContext) -> tuple[Actions, list[Step
         measured = Measurements(before, rewards, zeros, kl, critic.statistics)
         actions = Actions(unbiased, episodes, measured, padded=policy.padded)
         logs = pretrain(spec, replace(context, earlier_steps=logs), critic, actions)
-        before.measure_values(critic, episodes, spec.pack_tokens, padded=policy.padded)
+        before.measure_values(critic, episodes, spec.pack_size, padded=policy.padded)
     values = [before.whole("values", episode) for episode in episodes]
     measured = Measurements(before, rewards, values, kl, critic.statistics)
     actions = Actions(spec, episodes, measured, padded=policy.padded)

@@ -209,7 +209,5 @@ class PreferenceTrainer(Trainer):
     def _packs(self, episodes: Sequence[PreferenceEpisode]) -> list[tuple[torch.Tensor, Pack]]:
         """Return (index of the episode of each sequence, pack) for each pack."""
         indexed_sequences = [(index, packed) for index, episode in enumerate(episodes) for packed in episode.sequences]
-        packs = pack(
-            [packed for _, packed in indexed_sequences], self._settings.pack_tokens, padded=self._policy.padded
-        )
+        packs = pack([packed for _, packed in indexed_sequences], self._settings.pack_size, padded=self._policy.padded)
         return [(torch.tensor([indexed_sequences[member][0] for member in packed.members]), packed) for packed in packs]

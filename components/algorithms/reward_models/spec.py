@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 from pydantic import Field, FiniteFloat, field_validator
 
 from components.algorithms.spec import OptimizerSpec
-from components.specs.declared import DeclaredSpec
 
 
-class RewardTrainingSpec(OptimizerSpec, DeclaredSpec):
+class RewardTrainingSpec(OptimizerSpec):
     """Hyperparameters that all reward models share. They are not policies: an experiment trains them with
     `reward_model`."""
 

@@ -118,7 +118,7 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
             lambda number, _: schedule.warmup_share(spec, number),
         )
     with policy.without_any_dropout():
-        score_RH = policy.scores(data.episodes, spec.pack_tokens, distributed.share)
+        score_RH = policy.scores(data.episodes, spec.pack_size, distributed.share)
         measured |= held_out(spec, policy, data.held_out, {"": data.compared, "_earlier": data.compared_earlier})
     guards = TrainingGuards(scratch)
     if distributed.first():
@@ -170,7 +170,7 @@ def held_out(
     if not episodes:
         return {}
     index_of = {id(episode): index for index, episode in enumerate(episodes)}
-    score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share)
+    score_RH = policy.scores(episodes, spec.pack_size, distributed.share)
     measured = {}
     if examples:
         example_episodes = list({id(episode): episode for example in examples for episode in example.episodes}.values())
@@ -212,9 +212,9 @@ def backward(spec: RewardTrainingSpec, policy: RewardModel, batch: Sequence[Exam
     """Add the gradient of the mean loss to the parameters and scale it down to max_grad_norm. Return the measured
     metrics and token counts."""
     episodes = list({id(episode): episode for example in batch for episode in example.episodes}.values())
-    packed_readings = packs(episodes, spec.pack_tokens, padded=policy.padded)
+    packed_readings = packs(episodes, spec.pack_size, padded=policy.padded)
     states = checkpoint.random_states()
-    score_RH = policy.scores(episodes, spec.pack_tokens, distributed.share_with_dropout).requires_grad_()
+    score_RH = policy.scores(episodes, spec.pack_size, distributed.share_with_dropout).requires_grad_()
     loss, metrics = batch_loss(spec, batch, episodes, score_RH)
     weight_RH = torch.autograd.grad(loss, score_RH)[0]
     checkpoint.set_random_states(states)  # repeat the dropout of the scores that this is the gradient of

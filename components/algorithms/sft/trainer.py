@@ -74,7 +74,7 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
 
     def backward(batch: Sequence[TokenRow]) -> StepMeasures:
         sequences = [row.sequence() for row in batch]
-        packs = pack(sequences, spec.pack_tokens, padded=policy.padded, by_role=policy.by_role)
+        packs = pack(sequences, spec.pack_size, padded=policy.padded, by_role=policy.by_role)
         return add_mean_gradient(policy, packs, token_losses, spec.max_grad_norm)
 
     def share(number: int, done: float) -> float:
