@@ -28,6 +28,20 @@ class ServerEnvironment:
     """Its interpreter on the machine of the stage; None: the one that `make` or the setup of the machine installs."""
 
 
+MEASURED_LAYERS = 30
+"""Layers of SmolLM2-135M, with which speeds were measured."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured speed of an engine with SmolLM2-135M, for estimates: on one H200, or on two CPU cores."""
+
+    start: float
+    """Seconds until it generates."""
+    rate: float
+    """Sampled tokens per second with 32 to 64 requests at a time."""
+
+
 class EngineSpec(Spec):
     """Base class of engines. A subclass that is an engine has a `name`."""
 
@@ -120,6 +134,10 @@ class EngineSpec(Spec):
         """Return the spec for another process on this machine, which uses the server of this process if there is
         one."""
         return self
+
+    def speed(self, root: Path, *, gpu: bool) -> Speed | None:
+        """Return the measured speed of an engine that a run starts below `root`; None if unknown."""
+        return None
 
     def notes(self) -> Iterator[str]:
         """Yield messages for the plan on how the engine generates."""

@@ -37,6 +37,7 @@ from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Notice, Records, RunRecord
 from flows.history.store_reader import StoreReader
 from flows.planning.earlier_stages import EarlierStages, SimilarStage
+from flows.planning.engines import engine_notes
 from flows.planning.notes import deployment_problems, pending_decisions, process_starts, resolved_values
 from flows.planning.run_plan import PlannedStage, RunPlan, total
 from flows.planning.sharded import (
@@ -96,6 +97,7 @@ def _plan_run(planner: _Planner, spec: ExperimentSpec) -> RunPlan:
     notes = [
         *missing,
         *resolved_values(spec),
+        *engine_notes(spec, planner.pending(first)),
         *process_starts(planner.estimated),
         *(memory_notes(spec, planner.context.cache) if "train" in {stage.stage for stage in pending_stages} else ()),
         *(notice.message for notice in notices if notice.kind in ("early_stopping", "best")),
@@ -172,6 +174,11 @@ class _Planner:
             places = {place: compute.places[place] for place in sorted(unpriced)}
             self._offers = self._ask({key: place for key, place in places.items() if place.price_source is not None})
         return self._offers[name].price
+
+    def pending(self, first: int) -> list[Request]:
+        """Return the requests of the stages that are not cached, from number `first` on."""
+        planned = zip(self.planned[first:], self._requests[first:], strict=True)
+        return [request for stage, (request, _) in planned if stage.status != "cached"]
 
     def prices(self) -> Iterator[str]:
         """Yield a message with the machine and the price of each place of pending stages: the price of `compute`, else

@@ -60,10 +60,12 @@ ANSWERS = ("", "1", "{}", r"\boxed{1}")
 QUESTION = [{"role": "user", "content": "Are you ready? Answer with the word yes."}]
 
 
-def check(spec: ExperimentSpec, context: Context, start: StartingPoint) -> None:
-    """Raise the error that the run would end with: ResourceError, EngineError or JudgeError of a server that does not
-    answer, EnvironmentFailed for a solver and JudgeError for a reward that fails on each scenario. Begin to start the
-    server of an engine that pending stages on this machine use."""
+def check(spec: ExperimentSpec, context: Context, start: StartingPoint) -> list[Request]:
+    """Return the requests of the first stages that are not cached, and begin to start the server of an engine that
+    they use on this machine.
+
+    Raises the error that the run would end with: ResourceError, EngineError or JudgeError of a server that does not
+    answer, EnvironmentFailed for a solver and JudgeError for a reward that fails on each scenario."""
     pending = list(_pending(spec, context, start))
     _start_engine((request for request in pending if not spec.compute.place(request.stage).remote), context)
     requests = [
@@ -77,16 +79,17 @@ def check(spec: ExperimentSpec, context: Context, start: StartingPoint) -> None:
     for judge_model in _judges(parts):
         _ask_judge(judge_model, spec, context)
     if any(TASKS in request.inputs for request in requests):
-        return  # a pending stage writes the tasks
+        return pending  # a pending stage writes the tasks
     rewards = list({repr(reward): reward for part in parts if (reward := part.applied_reward())}.values())
     for request, part in zip(requests, parts, strict=True):
         if isinstance(part, CollectStage) and part.actor == "solver":
             _try_rewards(rewards, _demonstrations(part, request.seed, spec, context))
-            return
+            return pending
     played = next((part for part in parts if isinstance(part, CollectStage | EvaluateStage)), None)
     single = spec.agent.function is None and spec.agent.roles is None and not spec.collect.player.both_sides
     if played is not None and single:
         _try_rewards(rewards, _attempts(played, context))
+    return pending
 
 
 class _Enough(Exception):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.errors import ArtifactError, Problem, SpecError
-from components.inference.engine_spec import EngineSpec
+from components.inference.engine_spec import EngineSpec, Speed
 from components.inference.protocol import ChatCompletion, ChatRequest, EngineHost, ModelEngine
 from components.models.spec import ModelSpec
 from components.models.trained_weights import role_folders
@@ -29,6 +29,9 @@ class EmbeddedSpec(EngineSpec):
     @property
     def in_process(self) -> bool:
         return True
+
+    def speed(self, root: Path, *, gpu: bool) -> Speed | None:
+        return Speed(0.0, 1100.0 if gpu else 127.0)
 
     def key_part(self) -> dict[str, Any]:
         return {}  # the model determines the results

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from components.errors import EspalierError, Problem, ResourceError
-from components.inference.engine_spec import EngineSpec, ServerEnvironment
+from components.inference.engine_spec import EngineSpec, ServerEnvironment, Speed
 from components.inference.protocol import EngineHost, ModelEngine, ensure_usable
 from components.inference.vllm.launch import RANKS, VLLM_PYTHON, VLLM_VARIABLE, vllm_on_cpu, vllm_version
 from components.models.spec import ModelSpec
@@ -34,6 +34,10 @@ SERVER_FIELDS = (
     "prefix_caching", "quantization", "speculative", "arguments",
 )  # fmt: skip
 """Fields that identify a server of the run."""
+COMPILED = Path("compiled", "vllm")
+"""Folder below the root for what vLLM compiles."""
+START, COMPILATION = 128.0, 31.0
+"""Seconds of a start on a GPU, and those of its compilation, which a later start reads from `COMPILED`."""
 DISCARDS = (0, 32)
 """First version whose `reload_weights` knows the layers of adapters."""
 EXACT_RULES = ("standard", "block")
@@ -157,6 +161,12 @@ class VllmSpec(EngineSpec):
     def key_part(self) -> dict[str, Any]:
         return {"inference": {"name": self.name}}  # neither the address nor the options
 
+    def speed(self, root: Path, *, gpu: bool) -> Speed | None:
+        if self.urls:
+            return None
+        compiled = (root / COMPILED).is_dir()
+        return Speed(START - compiled * COMPILATION, 6400.0) if gpu else Speed(60.0, 90.0)
+
     def check_prerequisites(self) -> None:
         self.key()
         if not self.urls:
@@ -219,7 +229,7 @@ class VllmSpec(EngineSpec):
             base_dir = prepare(model, host.cache)
             self.check_model(model, base_dir)
             log = root / "logs" / f"vllm-{Path(model.name).name}.log"
-            return VllmServer(self, model, base_dir, log, root / "compiled" / "vllm", host.on_wait)
+            return VllmServer(self, model, base_dir, log, root / COMPILED, host.on_wait)
 
         return host.warm.get(f"vllm {json.dumps(recipe)}", recipe, launch)
 
