@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.loop import token_rows
 from components.algorithms.loop.token_rows import TokenRow, tokenized
 from components.algorithms.preference.spec import DPOSpec, KTOSpec
@@ -23,6 +24,7 @@ ALGORITHMS = {
     "sft, weighted": SFTSpec(**COMMON, weight_temperature=0.5),
     "dpo": DPOSpec(**COMMON, pairs="all"),
     "kto": KTOSpec(**COMMON),
+    "distill": DistillSpec(**COMMON, teacher={"name": "tiny", "source": "random", "device": "cpu"}),
 }
 
 
@@ -52,7 +54,7 @@ def files(tmp_path, monkeypatch) -> SelectedFiles:
 def test_a_training_on_files_gives_the_bytes_of_one_in_memory(base_dir, tmp_path, files, name):
     in_memory = load_scored(files.trajectories, files.scores, files.selection)
     (first, *measured), (second, *streamed) = (
-        train_in(tmp_path / kind, ALGORITHMS[name], base_dir, trajectories)
+        train_in(tmp_path / kind, ALGORITHMS[name], base_dir, trajectories, teacher_dir=base_dir)
         for kind, trajectories in (("memory", in_memory), ("files", SelectedTrajectories([files])))
     )
     assert adapter_bytes(first) == adapter_bytes(second)

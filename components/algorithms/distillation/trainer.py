@@ -32,18 +32,18 @@ from components.algorithms.loop.epochs import (
     take_gradient_steps,
 )
 from components.algorithms.loop.metrics import mean_metrics
+from components.algorithms.loop.token_rows import TokenRow
 from components.algorithms.policy import policy as policies
 from components.algorithms.policy.logits import LogitHead
-from components.algorithms.policy.packing import Pack, TokenSequence, pack
+from components.algorithms.policy.packing import Pack, pack
 from components.algorithms.policy.policy import Policy
-from components.algorithms.sft.trainer import Row, examples
+from components.algorithms.sft.trainer import token_rows
 from components.algorithms.trainer import TrainingContext, TrainingResult
 from components.errors import ResourceError
 from components.json_text import read_json
 from components.models.spec import LoraSpec, TeacherSpec
 from components.models.targets import names_of
-from components.models.weights import load_tokenizer, pick_device, vocabulary
-from components.trajectories.chat import ChatFormat
+from components.models.weights import pick_device, vocabulary
 
 if TYPE_CHECKING:
     from components.algorithms.distillation.spec import DistillSpec
@@ -55,20 +55,18 @@ def train_distill(spec: DistillSpec, context: TrainingContext, teacher: Policy) 
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
     policy = context.policy
-    by_id = {trajectory.id: trajectory for trajectory in context.trajectories}
-    rows = examples(ChatFormat(load_tokenizer(context.base_dir)), context.trajectories, policy.spec.max_length)
+    rows = token_rows(context)
 
-    def backward(batch: Sequence[Row]) -> StepMeasures:
-        sequences = [TokenSequence(row["input_ids"], row["targets"]) for row in batch]
-        packs = pack(sequences, spec.pack_size, padded=policy.padded or teacher.padded)
+    def backward(batch: Sequence[TokenRow]) -> StepMeasures:
+        packs = pack([row.sequence() for row in batch], spec.pack_size, padded=policy.padded or teacher.padded)
         return add_mean_gradient(
             policy, packs, lambda packed: teacher_kl(policy, teacher, packed, spec.temperature), spec.max_grad_norm
         )
 
     logs = take_gradient_steps(
         context,
-        list(examples_by_step(rows, spec.epochs, spec.batch_size, context.seed, context.step)),
-        GuardedStep(spec, context, backward, lambda row: by_id[row["trajectory_id"]]),
+        examples_by_step(rows, spec.epochs, spec.batch_size, context.seed, context.step),
+        GuardedStep(spec, context, backward, lambda row: context.trajectories[row.place]),
         [spec.learning_rate],
         lambda number, done: schedule.share(spec, number, context.rounds, done),
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Generic, TypeVar, overload
 
 import torch
 
@@ -108,13 +109,44 @@ def take_gradient_steps(
     return logs
 
 
-def examples_by_step(examples: Sequence[T], epochs: int, size: int, seed: int, step: int) -> Iterator[list[T]]:
-    """Yield the `size` examples of each gradient step; each epoch has its own order."""
-    for epoch in range(epochs):
-        order = list(examples)
-        random.Random(f"{seed}-{step}-{epoch}").shuffle(order)
-        for start in range(0, len(order), size):
-            yield order[start : start + size]
+class StepBatches(Sequence[list[T]]):
+    """Examples of each gradient step, which are read when it begins. order: returns the places of all examples in an
+    epoch."""
+
+    def __init__(self, examples: Sequence[T], epochs: int, size: int, order: Callable[[int], Sequence[int]]):
+        self._examples = examples
+        self._epochs = epochs
+        self._size = size
+        self._steps = -(-len(examples) // size)
+        """Steps of an epoch."""
+        self._order = lru_cache(maxsize=1)(order)
+
+    def __len__(self) -> int:
+        return self._epochs * self._steps
+
+    @overload
+    def __getitem__(self, index: int) -> list[T]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[T]]: ...
+    def __getitem__(self, index: int | slice) -> list[T] | list[list[T]]:
+        steps = range(len(self))[index]
+        return self._batch(steps) if isinstance(steps, int) else list(map(self._batch, steps))
+
+    def _batch(self, index: int) -> list[T]:
+        epoch, step = divmod(index, self._steps)
+        places = self._order(epoch)[step * self._size : (step + 1) * self._size]
+        return [self._examples[int(place)] for place in places]
+
+
+def examples_by_step(examples: Sequence[T], epochs: int, size: int, seed: int, step: int) -> StepBatches[T]:
+    """Return the `size` examples of each gradient step; each epoch has its own order."""
+
+    def order(epoch: int) -> list[int]:
+        places = list(range(len(examples)))
+        random.Random(f"{seed}-{step}-{epoch}").shuffle(places)
+        return places
+
+    return StepBatches(examples, epochs, size, order)
 
 
 def add_mean_gradient(

@@ -112,7 +112,7 @@ class PreferenceTrainer(Trainer):
         training_examples = self.training_examples(self.with_reference(self.episodes()))
         logs = take_gradient_steps(
             context,
-            list(examples_by_step(training_examples, spec.epochs, spec.batch_size, context.seed, context.step)),
+            examples_by_step(training_examples, spec.epochs, spec.batch_size, context.seed, context.step),
             self.gradient_step,
             [spec.learning_rate],
             lambda number, done: schedule.share(spec, number, context.rounds, done),

@@ -112,7 +112,7 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
     with unfinished.save_on_interrupt():
         logs = take_gradient_steps(
             context,
-            list(examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step)),
+            examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step),
             guarded_step,
             [spec.learning_rate],
             lambda number, _: schedule.warmup_share(spec, number),

@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from components.algorithms.loop import schedule
-from components.algorithms.loop.epochs import GuardedStep, StepMeasures, add_mean_gradient, take_gradient_steps
+from components.algorithms.loop.epochs import (
+    GuardedStep,
+    StepBatches,
+    StepMeasures,
+    add_mean_gradient,
+    take_gradient_steps,
+)
 from components.algorithms.loop.metrics import mean_metrics
 from components.algorithms.loop.token_rows import TokenRow, TokenRows, tokenized
 from components.algorithms.policy.packing import Pack, pack
@@ -49,8 +54,40 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
     Raises TrainingDiverged if a guard stops the training (`guards`).
     """
     policy = context.policy
-    chat, longest, long_rows = ChatFormat(load_tokenizer(context.base_dir)), policy.spec.max_length, 0
     weights = reward_weights(context.trajectories, spec.weight_temperature) if spec.weight_temperature else None
+    rows = token_rows(context, weights)
+    if not rows:
+        return context.step, {"skipped": 1.0}
+
+    def token_losses(packed: Pack) -> torch.Tensor:
+        logprob_S, _ = policy.logprobs(packed, Cut())
+        return -logprob_S * packed.weight_S.to(policy.device)
+
+    def backward(batch: Sequence[TokenRow]) -> StepMeasures:
+        sequences = [row.sequence() for row in batch]
+        packs = pack(sequences, spec.pack_size, padded=policy.padded, by_role=policy.by_role)
+        return add_mean_gradient(policy, packs, token_losses, spec.max_grad_norm)
+
+    def order(epoch: int) -> Any:
+        return torch.randperm(len(rows), generator=torch.Generator().manual_seed(context.seed + epoch)).numpy()
+
+    def share(number: int, done: float) -> float:
+        return schedule.warmup_share(spec, number) * (1 - done if spec.schedule == "linear" else 1.0)
+
+    logs = take_gradient_steps(
+        context,
+        StepBatches(rows, spec.epochs, spec.batch_size, order),
+        GuardedStep(spec, context, backward, lambda row: context.trajectories[row.place]),
+        [spec.learning_rate],
+        share,
+    )
+    return context.step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}
+
+
+def token_rows(context: TrainingContext, weights: Mapping[str, float] | None = None) -> TokenRows:
+    """Return the rows of `histories` of all trajectories, in files, without those longer than the model's limit.
+    weights: by trajectory, which leave out the others."""
+    chat, longest, long_rows = ChatFormat(load_tokenizer(context.base_dir)), context.policy.spec.max_length, 0
 
     def rows_of(place: int, trajectory: Trajectory) -> Iterator[TokenRow]:
         nonlocal long_rows
@@ -65,58 +102,7 @@ def train_sft(spec: SFTSpec, context: TrainingContext) -> TrainingResult:
 
     rows = tokenized(context.scratch, context.trajectories, rows_of)
     _warn_of_long_rows(long_rows, long_rows + len(rows), longest)
-    if not rows:
-        return context.step, {"skipped": 1.0}
-
-    def token_losses(packed: Pack) -> torch.Tensor:
-        logprob_S, _ = policy.logprobs(packed, Cut())
-        return -logprob_S * packed.weight_S.to(policy.device)
-
-    def backward(batch: Sequence[TokenRow]) -> StepMeasures:
-        sequences = [row.sequence() for row in batch]
-        packs = pack(sequences, spec.pack_size, padded=policy.padded, by_role=policy.by_role)
-        return add_mean_gradient(policy, packs, token_losses, spec.max_grad_norm)
-
-    def share(number: int, done: float) -> float:
-        return schedule.warmup_share(spec, number) * (1 - done if spec.schedule == "linear" else 1.0)
-
-    logs = take_gradient_steps(
-        context,
-        TokenBatches(rows, spec, context.seed),
-        GuardedStep(spec, context, backward, lambda row: context.trajectories[row.place]),
-        [spec.learning_rate],
-        share,
-    )
-    return context.step + len(logs), {**mean_metrics(logs), "examples": float(len(rows))}
-
-
-class TokenBatches(Sequence[list[TokenRow]]):
-    """Rows of each gradient step; each epoch has its own order. Rows are read when their step begins."""
-
-    def __init__(self, rows: TokenRows, spec: SFTSpec, seed: int):
-        self._rows = rows
-        self._spec = spec
-        self._steps = -(-len(rows) // spec.batch_size)
-        """Steps of an epoch."""
-        self._order = lru_cache(maxsize=1)(
-            lambda epoch: torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch))
-        )
-
-    def __len__(self) -> int:
-        return self._spec.epochs * self._steps
-
-    @overload
-    def __getitem__(self, index: int) -> list[TokenRow]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[list[TokenRow]]: ...
-    def __getitem__(self, index: int | slice) -> list[TokenRow] | list[list[TokenRow]]:
-        steps = range(len(self))[index]
-        return self._batch(steps) if isinstance(steps, int) else list(map(self._batch, steps))
-
-    def _batch(self, index: int) -> list[TokenRow]:
-        epoch, step = divmod(index, self._steps)
-        start = step * self._spec.batch_size
-        return [self._rows[row] for row in self._order(epoch)[start : start + self._spec.batch_size].tolist()]
+    return rows
 
 
 def examples(chat: ChatFormat, trajectories: Iterable[Trajectory], max_length: int) -> list[Row]:
