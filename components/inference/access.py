@@ -61,9 +61,10 @@ def key_from_environment() -> str | None:
 class AccessMiddleware:
     """ASGI middleware that forwards allowed requests and rejects the others.
 
-    host, port: address of the server. key: API key that clients send as `Authorization: Bearer KEY`; None requires no
-    key. allowed_hosts: additional values of Host, `NAME` (any port) or `NAME:PORT`; if empty, a non-loopback address
-    allows any Host. option: command-line option that allows more hosts, for the message; empty if there is none.
+    host, port: address of the server. key: API key that clients send as `Authorization: Bearer KEY`, or as `X-Api-Key:
+    KEY` if they are Anthropic's; None requires no key. allowed_hosts: additional values of Host, `NAME` (any port) or
+    `NAME:PORT`; if empty, a non-loopback address allows any Host. option: command-line option that allows more hosts,
+    for the message; empty if there is none.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class AccessMiddleware:
         else:
             status, message, code = error
             headers = {"www-authenticate": "Bearer"} if status == 401 else {}
-            response = refusal(status, message, code=code, headers=headers)
+            response = refusal(status, message, code=code, headers=headers, path=scope["path"])
             await response(scope, receive, send)
 
     def _error(self, scope: Scope) -> tuple[int, str, str] | None:
@@ -113,7 +114,8 @@ class AccessMiddleware:
         if self._key is not None and scope["path"] not in WITHOUT_KEY:
             authorization = headers.get(b"authorization", [])
             scheme, _, key = authorization[0].partition(b" ") if len(authorization) == 1 else (b"", b"", b"")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+            keys = [key.strip()] if scheme.lower() == b"bearer" else headers.get(b"x-api-key", [])
+            if len(keys) != 1 or not hmac.compare_digest(keys[0], self._key):
                 return 401, "the key is missing or wrong; send it as Authorization: Bearer KEY", "invalid_api_key"
         return None
 

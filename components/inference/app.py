@@ -1,6 +1,7 @@
-"""The application of an OpenAI-compatible server: its routes.
+"""The application of a server for clients of OpenAI and Anthropic: its routes.
 
-Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/completions`, `/v1/models`, `/health`. The model name in a request
+Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/completions`, Anthropic's `/v1/messages` and
+`/v1/messages/count_tokens`, `/v1/models`, `/health`. The model name in a request
 is `name`, or `name@version` to require that policy version (else HTTP 409). With a folder of adapters,
 `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes
 the policy `version`. Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error
@@ -28,7 +29,8 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from components.errors import ArtifactError, EspalierError, Problem, SpecError, WaitTimeout
-from components.inference import chat_completions, responses, streaming, text_completions
+from components.inference import anthropic_messages, chat_completions, responses, streaming, text_completions
+from components.inference.anthropic_events import MessageAnswers
 from components.inference.connection import PendingBytes, read_json_object
 from components.inference.protocol import (
     BASE_POLICY,
@@ -79,9 +81,10 @@ class AppOptions:
     adapters: Path | None = None
     """Folder of adapters that may be loaded; None allows none."""
     engines: Mapping[str, Engine] | None = None
-    """Engine of each API key (`Authorization: Bearer KEY`); requests with another key, or none, are rejected. None: one
-    engine serves all requests. With `engines`, responses are stored (`previous_response_id`) for the lifetime of each
-    engine, and the model name may be `name:agent`, to distinguish several agents of one episode."""
+    """Engine of each API key (`Authorization: Bearer KEY`, or `X-Api-Key`); requests with another key, or none, are
+    rejected. None: one engine serves all requests. With `engines`, responses are stored (`previous_response_id`) for
+    the lifetime of each engine, and the model name may be `name:agent`, to distinguish several agents of one episode.
+    """
 
 
 def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
@@ -129,7 +132,8 @@ def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
     def engine_of(request: Request) -> Engine:
         if engines is None:
             return engine
-        keyed = engines.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        keyed = engines.get(bearer or request.headers.get("x-api-key", ""))
         if keyed is None:
             raise HTTPException(401, "this key belongs to no running episode")
         return keyed
@@ -200,6 +204,24 @@ def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
         return await respond(
             request, [parsed.request], complete, answers, streamed=parsed.body.stream, live=engines is None
         )
+
+    @app.post("/v1/messages")
+    async def create_message(request: Request) -> Response:
+        engine = engine_of(request)
+        body, agent = split_agent(await read_json_object(request, pending))
+        asked, parsed = anthropic_messages.read_request(body, context_of(engine, agent))
+        answers, complete = MessageAnswers(new_head("msg_")), partial(_answer_all, engine)
+        return await respond(request, [asked], complete, answers, streamed=parsed.stream, live=engines is None)
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request) -> dict[str, int]:
+        engine = engine_of(request)
+        body, agent = split_agent(await read_json_object(request, pending))
+        asked = anthropic_messages.read_count(body, context_of(engine, agent))
+        count = getattr(engine, "count_tokens", None)
+        if count is None:
+            raise HTTPException(404, "the engine of this server cannot count tokens; use inference=embedded or vllm")
+        return {"input_tokens": await asyncio.to_thread(count, asked)}
 
     @app.post("/v1/completions")
     async def create_completion(request: Request) -> Response:

@@ -32,7 +32,8 @@ from components.inference.request_bodies import (
     Tokens,
     parse_parameters,
 )
-from components.inference.request_forms import LogitBody, ToolsBody, chat_offer, logit_change
+from components.inference.request_forms import ToolsBody, chat_offer
+from components.inference.request_logits import LogitBody, logit_change
 from components.inference.streaming import ChunkedAnswers, GrowingChoice, Head, SentCall, rest_of, usage_of
 from components.inference.token_texts import Decode, SampledTokens, logprobs_of
 

@@ -127,7 +127,9 @@ class Conversations:
         chat = self._chat.after(prompt)
         text = chat.text_of(sampled[:-1] if stopped else sampled)
         before = text_before(text, request.stop)
-        text = text if before is None else before
+        stop_string = None
+        if before is not None:
+            text, stop_string = before, next(stop for stop in request.stop if text.startswith(stop, len(before)))
         invalid = False
         if request.form.without_calls:
             message = chat.message_of(text)
@@ -148,6 +150,7 @@ class Conversations:
             altered=request.altered,
             reasoning_tokens=reasoning,
             invalid_call=invalid,
+            stop_string=stop_string,
         )
 
     def record_response(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:

@@ -225,6 +225,8 @@ class ChatCompletion:
     `alternatives`. Empty from engines that do not return them."""
     reasoning_tokens: int = 0
     """Number of sampled tokens of the reasoning, with the marks around it; 0 without token ids."""
+    stop_string: str | None = None
+    """String of the request's `stop` that ended the response; None without one, or if a server does not name it."""
     invalid_call: bool | None = None
     """True if the content is meant as a call of an offered tool that cannot be read; None if the form of the model's
     calls is unknown, as that of servers."""

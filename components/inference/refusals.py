@@ -1,8 +1,10 @@
-"""Error responses with OpenAI's error object: that of each exception, with the status that its clients expect."""
+"""Error responses: that of each exception, with the status that clients expect, and the error object of OpenAI, or of
+Anthropic below `/v1/messages`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -27,6 +29,17 @@ MAX_PARAM = 200
 """Maximum length of a parameter's name."""
 SHOWN_PROBLEMS = 8
 """Maximum number of problems of a request in the error message."""
+MESSAGES = "/v1/messages"
+"""Path of Anthropic's API."""
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Kinds of Anthropic's errors by status; others are `invalid_request_error`, or `api_error` from 500."""
 
 
 def refusal(
@@ -37,12 +50,18 @@ def refusal(
     code: str | None = None,
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
+    path: str = "",
 ) -> JSONResponse:
-    """Return the error response. Its texts are truncated and valid Unicode."""
-    error = {"message": _cut(message, MAX_MESSAGE), "type": kind, "param": param and _cut(param, MAX_PARAM)}
+    """Return the error response. Its texts are truncated and valid Unicode. path: of the request."""
+    content: dict[str, Any] = {"message": _cut(message, MAX_MESSAGE), "type": kind}
+    if path.startswith(MESSAGES):
+        content["type"] = _ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+        content = {"type": "error", "error": content}
+    else:
+        content = {"error": {**content, "param": param and _cut(param, MAX_PARAM), "code": code}}
     # An immediate retry does not help; without the header, OpenAI's client retries 409 and 5xx.
     retry = {"x-should-retry": "false"}
-    return JSONResponse({"error": {**error, "code": code}}, status_code=status, headers={**retry, **(headers or {})})
+    return JSONResponse(content, status_code=status, headers={**retry, **(headers or {})})
 
 
 def _cut(text: str, length: int) -> str:
@@ -51,17 +70,22 @@ def _cut(text: str, length: int) -> str:
 
 
 async def refuse(request: Request, error: Exception) -> JSONResponse:
-    """Return OpenAI's error object, with the status that its clients expect."""
+    """Return the error object of the request's API, with the status that its clients expect."""
+    path = request.url.path
     status, kind, code, param, message, headers = 500, "server_error", None, None, str(error), None
     match error:
         case SpecError():
             status, kind, param = 400, "invalid_request_error", error.problems[0].path
             shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
             message = "; ".join([*shown, "and more problems"] if len(error.problems) > len(shown) else shown)
+            if path.startswith(MESSAGES):
+                message = message.replace("agent.max_thinking_tokens", "thinking.budget_tokens")
         case ArtifactError():
             status, kind, code = 400, "invalid_request_error", "adapter_not_usable"
         case ContextOverflow():
             message, status, kind, code = str(error.args[0]), 400, "invalid_request_error", "context_length_exceeded"
+            if path.startswith(MESSAGES):  # the text by which its clients know that they have to shorten it
+                message = f"prompt is too long: {message}"
         case PromptRefused():
             status, kind, code = 400, "invalid_request_error", "prompt_refused"
         case StalePolicy():
@@ -82,7 +106,7 @@ async def refuse(request: Request, error: Exception) -> JSONResponse:
             code = "engine_error"
         case _:
             message = f"internal error ({type(error).__name__}); the server's log has the rest"
-    return refusal(status, message, kind=kind, code=code, param=param, headers=headers)
+    return refusal(status, message, kind=kind, code=code, param=param, headers=headers, path=path)
 
 
 def _unknown_route(request: Request, allowed: str | None) -> str:

@@ -65,8 +65,8 @@ Off = Annotated[bool, AfterValidator(_off)]
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Alternatives = Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES, strict=True)]
-_StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-Stop = _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOPS)]
+StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+Stop = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 
 
 class RequestBody(Spec):

@@ -1,8 +1,9 @@
-"""Parameters of requests that change which tokens are sampled: `tools`, `tool_choice`, `response_format`, `logit_bias`
-and penalties of Chat Completions, `tools`, `tool_choice` and `text` of Responses.
+"""Parameters of requests that demand tools or a form: `tools`, `tool_choice` and `response_format` of Chat Completions,
+`tools`, `tool_choice` and `text` of Responses, `tools`, `tool_choice` and
+`output_config.format` of Anthropic's Messages.
 
-Tools are functions, with the keys of OpenAI's specification and no others. Chat Completions has the function in a field
-(`{"type": "function", "function": {"name": ...}}`), Responses beside the type.
+Tools are functions, with the keys of the API's specification and no others. Chat Completions has the function in a
+field (`{"type": "function", "function": {"name": ...}}`), Responses beside the type, Messages without one.
 
 A schema may be any JSON schema that the engine enforces; `strict` makes no difference there, because a schema is always
 enforced. The arguments of a required call are held to the schema of the tool; those of other calls if a tool is
@@ -18,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from components.errors import Problem
-from components.inference.protocol import ANY_OBJECT, FREE, NO_CALLS, NO_CHANGE, LogitChange, ResponseForm
+from components.inference.protocol import ANY_OBJECT, FREE, NO_CALLS, ResponseForm
 from components.inference.request_bodies import (
     LONGEST_NAME,
     Alternatives,
@@ -37,32 +38,9 @@ MAX_TOOLS = 512
 """Maximum number of tools per request."""
 LONGEST_SCHEMA = 100_000
 """Maximum length of a schema in characters, as JSON text."""
-MAX_BIASES = 1024
-"""Maximum number of tokens in `logit_bias`."""
 
 _NAME = re.compile(r"[\w.-]{1,128}")
 """Name of a function that a call can write."""
-
-_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
-
-
-def _canonical(token: str) -> str:
-    """Return the key of a token. It has one spelling, so that no token has two values."""
-    if not _TOKEN_ID.fullmatch(token):
-        raise ValueError('a token id in digits without leading zeros or spaces, such as "7"')
-    return token
-
-
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-
-
-class LogitBody(RequestBody):
-    """Changes of the logits."""
-
-    logit_bias: dict[Annotated[str, AfterValidator(_canonical)], Bias] | None = Field(None, max_length=MAX_BIASES)
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
 
 
 class SchemaFormat(RequestBody):
@@ -137,6 +115,39 @@ class ResponsesTool(OfferedFunction):
     output_schema: None = None
 
 
+class CacheControl(RequestBody):
+    """A hint of Anthropic's clients where a shared prefix ends."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class MessagesTool(RequestBody):
+    """A tool of Messages. Clients send the other fields at their neutral values."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    """JSON schema of the input."""
+    strict: bool | None = None
+    type: Literal["custom"] | None = None
+    cache_control: CacheControl | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Off | None = None
+    eager_input_streaming: bool | None = None
+    """Calls are sent when the answer is complete, with and without it."""
+    input_examples: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class MessagesChoice(RequestBody):
+    """`tool_choice` of Messages."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    """Name of the tool of type `tool`."""
+    disable_parallel_tool_use: bool | None = None
+
+
 @dataclass(frozen=True)
 class ToolOffer:
     """Tools that a request offers, in the engine's format, and the form that it demands of the response."""
@@ -158,7 +169,8 @@ def chat_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: 
     choice = _choice(ChatChoice, body.tool_choice, problems)
     calls = _calls(choice, tools, strict and not context.recorded, problems)
     form = _combined(content, calls, bool(tools), "response_format", problems)
-    return _offer(body, tools, form, context, problems)
+    single = "parallel_tool_calls" if body.parallel_tool_calls is False else None
+    return _offer(tools, form, single, context, problems)
 
 
 def responses_offer(body: ToolsBody, wanted: Any, context: RequestContext, problems: list[Problem]) -> ToolOffer:
@@ -173,20 +185,36 @@ def responses_offer(body: ToolsBody, wanted: Any, context: RequestContext, probl
     choice = _choice(ResponsesChoice, body.tool_choice, problems)
     calls = _calls(choice, tools, strict and not context.recorded, problems)
     form = _combined(content, calls, bool(tools), "text.format", problems)
-    return _offer(body, tools, form, context, problems)
+    single = "parallel_tool_calls" if body.parallel_tool_calls is False else None
+    return _offer(tools, form, single, context, problems)
 
 
-def logit_change(body: LogitBody, allowed: bool, problems: list[Problem]) -> LogitChange:
-    """Return the changes of the logits that a request demands. allowed: False if the server records responses for
-    training, which uses the distribution of the experiment. Adds problems."""
-    bias = tuple((int(token), value) for token, value in sorted((body.logit_bias or {}).items()) if value)
-    change = LogitChange(bias, body.presence_penalty or 0.0, body.frequency_penalty or 0.0)
-    if change != NO_CHANGE and not allowed:
-        names = {"logit_bias": change.bias, "presence_penalty": change.presence, "frequency_penalty": change.frequency}
-        text = "the experiment's collect sets the sampling distribution, which training uses; leave it out"
-        problems += [Problem(name, text) for name, value in names.items() if value]
-        return NO_CHANGE
-    return change
+def messages_offer(
+    listed: list[dict[str, Any]],
+    chosen: dict[str, Any] | None,
+    wanted: dict[str, Any] | None,
+    context: RequestContext,
+    problems: list[Problem],
+) -> ToolOffer:
+    """Return the offer of a request of Messages. listed: `tools`. chosen: `tool_choice`. wanted:
+    `output_config.format`. Adds problems."""
+    tools = [_messages_tool(tool, f"tools.{index}", problems) for index, tool in enumerate(listed)]
+    path, content = "output_config.format", FREE
+    if wanted is not None:
+        problems += unknown_keys(wanted, ("type", "schema"), path)
+        content = _schema_form(NamedFormat, {"name": "response", **wanted}, path, problems)
+    choice = None if chosen is None else read_part(MessagesChoice, chosen, "tool_choice", problems)
+    picked: str | ChosenFunction | None = None
+    if choice is not None:
+        if (choice.type == "tool") != (choice.name is not None):
+            problems.append(Problem("tool_choice.name", "belongs to type 'tool', and to no other"))
+        words = {"auto": None, "any": "required", "none": "none"}
+        picked = words[choice.type] if choice.type != "tool" else ChosenFunction(name=choice.name or "")
+    strict = any(tool.get("strict") is True for tool in listed)
+    calls = _calls(picked, tools, strict and not context.recorded, problems)
+    form = _combined(content, calls, bool(tools), path, problems)
+    single = "tool_choice.disable_parallel_tool_use" if choice and choice.disable_parallel_tool_use else None
+    return _offer(tools, form, single, context, problems)
 
 
 def _chat_tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
@@ -196,7 +224,8 @@ def _chat_tool(tool: dict[str, Any], path: str, problems: list[Problem]) -> dict
     read = read_part(ChatTool, {name: tool[name] for name in tool if name != "strict"}, path, problems)
     if read is None:
         return _named(tool.get("function"))
-    _check_function(read.function, f"{path}.function", problems)
+    function = read.function
+    _check_function(function.name, function.parameters, f"{path}.function", "parameters", problems)
     return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
 
 
@@ -209,8 +238,27 @@ def _responses_tool(data: dict[str, Any], path: str, problems: list[Problem]) ->
     tool = read_part(ResponsesTool, data, path, problems)
     if tool is None:
         return _named(data)
-    _check_function(tool, path, problems)
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return _checked_tool(tool.name, tool.description, tool.parameters, path, "parameters", problems)
+
+
+def _messages_tool(data: dict[str, Any], path: str, problems: list[Problem]) -> dict[str, Any]:
+    """Return a tool of Messages in the engine's format."""
+    if data.get("type") not in (None, "custom"):
+        expected = "this server has no built-in tools; expected type 'custom', or none"
+        problems.append(Problem(f"{path}.type", f"{shortened(data['type'])}: {expected}"))
+        return {}
+    tool = read_part(MessagesTool, data, path, problems)
+    if tool is None:
+        return _named(data)
+    return _checked_tool(tool.name, tool.description, tool.input_schema, path, "input_schema", problems)
+
+
+def _checked_tool(
+    name: str, description: str | None, schema: dict[str, Any] | None, path: str, key: str, problems: list[Problem]
+) -> dict[str, Any]:
+    """Return a tool in the engine's format. key: name of the schema in the API. Adds problems."""
+    _check_function(name, schema, path, key, problems)
+    function = {"name": name, "description": description, "parameters": schema}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
@@ -220,16 +268,16 @@ def _named(function: Any) -> dict[str, Any]:
     return {"function": {"name": name}} if isinstance(name, str) else {}
 
 
-def _check_function(function: OfferedFunction, path: str, problems: list[Problem]) -> None:
-    """Add the problems of a function's name and JSON schema, which chat templates read."""
-    if not 0 < len(function.name) <= LONGEST_NAME:
+def _check_function(name: str, schema: dict[str, Any] | None, path: str, key: str, problems: list[Problem]) -> None:
+    """Add the problems of a function's name and JSON schema, which chat templates read. key: name of the schema."""
+    if not 0 < len(name) <= LONGEST_NAME:
         problems.append(Problem(f"{path}.name", f"expected 1 to {LONGEST_NAME} characters"))
-    schema = function.parameters or {}
+    schema = schema or {}
     if schema.get("type", "object") != "object":
-        problems.append(Problem(f"{path}.parameters.type", f"{shortened(schema['type'])}: expected 'object'"))
+        problems.append(Problem(f"{path}.{key}.type", f"{shortened(schema['type'])}: expected 'object'"))
     elif not isinstance(schema.get("properties"), dict | None):
         text = f"{shortened(schema['properties'])}: expected an object with a schema for each parameter"
-        problems.append(Problem(f"{path}.parameters.properties", text))
+        problems.append(Problem(f"{path}.{key}.properties", text))
 
 
 def _schema_form(cls: type[SchemaFormat], data: Any, path: str, problems: list[Problem]) -> ResponseForm:
@@ -321,12 +369,16 @@ def _combined(
 
 
 def _offer(
-    body: ToolsBody, tools: list[dict[str, Any]], form: ResponseForm, context: RequestContext, problems: list[Problem]
+    tools: list[dict[str, Any]],
+    form: ResponseForm,
+    single: str | None,
+    context: RequestContext,
+    problems: list[Problem],
 ) -> ToolOffer:
-    """Return the offer of tools, with one call at most for `parallel_tool_calls: false`."""
-    if body.parallel_tool_calls is False and tools and form.calls is None:  # else none, or a required one
+    """Return the offer of tools. single: parameter that demands one call at most; None without it."""
+    if single is not None and tools and form.calls is None:  # else none, or a required one
         if context.recorded:
-            text = "false would hold the policy to one call, but training needs its own responses; leave it out"
-            problems.append(Problem("parallel_tool_calls", text))
+            text = "would hold the policy to one call, but training needs its own responses; leave it out"
+            problems.append(Problem(single, text))
         form = replace(form, strict=True, single=True)
     return ToolOffer([] if form.without_calls else tools, form)

@@ -44,7 +44,7 @@ Part = TypeVar("Part", bound=Increment)
 Counted = ChatCompletion | TextCompletion
 Complete = TypeVar("Complete", bound=Counted)
 DONE = "data: [DONE]\n\n"
-"""Last event of a stream."""
+"""Last event of a stream of OpenAI's."""
 Event = dict[str, Any]
 Head = Callable[[str], dict[str, Any]]
 """Policy version to the fields that begin each object: id, time of creation, model."""
@@ -54,6 +54,9 @@ Refuse = Callable[[Request, Exception], Awaitable[JSONResponse]]
 
 class Answers(ABC, Generic[Part, Complete]):
     """Answers to a request in the JSON of one API."""
+
+    closing = DONE
+    """Text after the last event."""
 
     @abstractmethod
     def whole(self, answers: Sequence[Complete]) -> Event:
@@ -149,7 +152,8 @@ class EventStream(StreamingResponse):
             for event in answers.fail(json.loads(bytes((await refuse(request, error)).body))["error"]):
                 yield server_sent(event)
         else:
-            yield DONE
+            if answers.closing:
+                yield answers.closing
 
 
 def server_sent(event: Event) -> str:

@@ -33,7 +33,7 @@ from components.inference.request_bodies import (
     RequestContext,
     parse_parameters,
 )
-from components.inference.request_forms import LogitBody, logit_change
+from components.inference.request_logits import LogitBody, logit_change
 from components.inference.streaming import ChunkedAnswers, GrowingChoice, Head, rest_of, usage_of
 from components.inference.token_texts import Decode, SampledTokens, TokenTexts
 

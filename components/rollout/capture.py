@@ -43,6 +43,8 @@ class Capture:
         """Exception of the engine at the last call; None after a response. ContextOverflow is a limit instead."""
         self.sampled_arguments: set[str] = set()
         """Arguments of the policy's tool calls. The agent returns them unchanged, even if they are invalid JSON."""
+        self.count_tokens = getattr(engine, "count_tokens", None)
+        """Number of tokens of a request's prompt; None if the engine cannot count them."""
         self._engine = engine
         self._sampling = sampling
         self._seed = seed

@@ -183,6 +183,7 @@ class _ObservedEngine:
         self._engine = engine
         self._name = name
         self._live = live
+        self.count_tokens = getattr(engine, "count_tokens", None)
 
     @property
     def policy(self) -> str:

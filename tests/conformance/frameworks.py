@@ -69,6 +69,7 @@ AGENT_VARIANTS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
     ("langgraph_agent.py", "langgraph"): ((), ("--stream",), ("--responses",), ("--responses", "--stream")),
     ("openai_agents.py", "openai-agents"): ((), ("--stream",), ("--responses",), ("--responses", "--stream")),
     ("litellm_agent.py", "litellm"): ((), ("--stream",)),
+    ("anthropic_agent.py", "anthropic"): ((), ("--stream",)),
     ("smolagents_agent.py", "smolagents"): ((), ("--stream",)),
     ("pydantic_ai_agent.py", "pydantic-ai-slim"): ((), ("--stream",), ("--responses",), ("--responses", "--stream")),
     ("openai_node.mjs", "openai"): ((), ("--stream",)),

@@ -20,12 +20,14 @@ def model_dir(tmp_path_factory):
     return prepare(TINY, tmp_path_factory.mktemp("models"))
 
 
-def test_litellm_streams_and_the_step_trains_on_each_token_once(model_dir, monkeypatch):
+@pytest.mark.parametrize("package", ["litellm", "anthropic"])
+def test_it_streams_and_the_step_trains_on_each_token_once(model_dir, monkeypatch, package):
     """Lost and repeated tokens would be a problem."""
-    pytest.importorskip("litellm")
+    pytest.importorskip(package)
     played = []
     monkeypatch.setattr(frameworks, "play", lambda *arguments: played.append(play(*arguments)) or played[-1])
-    result = case(Agent("litellm_agent.py", "litellm", ("--stream",)), Path(sys.executable), None, model_dir)
+    agent = Agent(f"{package}_agent.py", package, ("--stream",))
+    result = case(agent, Path(sys.executable), None, model_dir)
     assert result.outcome == "passed", result.reason
     assert result.reason.startswith("6 answers in 2 histories")
     [(engine, trajectories)] = played

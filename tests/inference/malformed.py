@@ -77,6 +77,30 @@ RESPONSES: dict[str, Any] = {
     "text": {"format": {"type": "text"}},
     "truncation": "disabled",
 }
+MESSAGES: dict[str, Any] = {
+    "model": "tiny",
+    "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": "Where is it?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "tool_use", "id": "c1", "name": "find_order", "input": {"order": "K1"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "In Bern."}]},
+    ],
+    "tools": [{"name": "find_order", "description": "x", "input_schema": {"type": "object", "properties": {}}}],
+    "tool_choice": {"type": "auto"},
+    "stop_sequences": ["END"],
+    "max_tokens": 2,
+    "temperature": 1.0,
+    "stream": False,
+    "metadata": {"user_id": "u"},
+    "thinking": {"type": "disabled"},
+    "output_config": {"format": None},
+}
 WORDS = {"model": "tiny", "input": "Hello", "max_output_tokens": 2}
 
 RAW = [
@@ -152,6 +176,7 @@ def _valid(rng: random.Random) -> list[tuple[str, dict[str, Any]]]:
     folder = rng.choice(["ADAPTERS/trained", "ADAPTERS", "ADAPTERS/missing", "ADAPTERS/trained/../trained"])
     return [
         *[(chat, CHAT)] * 4, (chat, SHORT), (chat, STREAM), *[(responses, RESPONSES)] * 3, (responses, WORDS),
+        ("/v1/messages", MESSAGES), ("/v1/messages", {**MESSAGES, "stream": True}),
         ("/v1/load_lora_adapter", {"lora_name": f"tiny@{rng.randrange(100)}", "lora_path": folder}),
         ("/v1/unload_lora_adapter", {"lora_name": "tiny@1"}),
     ]  # fmt: skip

@@ -36,14 +36,7 @@ from typing import Any
 
 import torch
 
-from components.errors import (
-    ContextOverflow,
-    EngineBusy,
-    EngineError,
-    PromptRefused,
-    SpecError,
-    StalePolicy,
-)
+from components.errors import ContextOverflow, EngineBusy, EngineError, PromptRefused, SpecError, StalePolicy
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.grammar import Grammars, require_answer
 from components.inference.growing_text import GrowingText, StopDetector, growing_response, text_before
@@ -127,6 +120,10 @@ class TransformersEngine:
     @property
     def policy(self) -> str:
         return self._policy
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a request's prompt. Raises ContextOverflow and PromptRefused."""
+        return len(self._conversations.prompt(request))
 
     def recall(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Continue the conversation of a response that was sampled earlier from exact tokens: those of the conversation

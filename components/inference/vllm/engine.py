@@ -148,6 +148,10 @@ class VllmEngine:
         self._router.record_response(key_of([*request.messages, answer.message], request.tools), place)
         return replace(answer, likeliest=likeliest)
 
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a request's prompt. Raises ContextOverflow and PromptRefused."""
+        return len(self._conversations.prompt(request))
+
     def recall(self, request: ChatRequest, message: dict[str, Any], tokens: list[int]) -> None:
         """Continue the conversation of a response that was sampled earlier from exact tokens: those of the conversation
         up to the end of the response."""
