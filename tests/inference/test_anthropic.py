@@ -158,7 +158,10 @@ def test_a_conversation_is_that_of_chat_completions(listener, name):
 def test_parameters_and_tools_are_those_of_chat_completions(listener):
     engine, client = listener
     options = {"stop_sequences": ["END"], "metadata": {"user_id": "u"}, "service_tier": "auto"}
-    options |= {"extra_body": {"temperature": 0.5, "top_p": 0.9, "top_k": 7}, "thinking": {"type": "enabled", "budget_tokens": 20}}
+    options |= {
+        "extra_body": {"temperature": 0.5, "top_p": 0.9, "top_k": 7},
+        "thinking": {"type": "enabled", "budget_tokens": 20},
+    }
     tool = {**WEATHER, **CACHED}
     chosen = {
         None: None,
