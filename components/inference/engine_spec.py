@@ -88,6 +88,11 @@ class EngineSpec(Spec):
         return False
 
     @property
+    def completes_responses(self) -> bool:
+        """True if it can complete a response from its first tokens (`ChatRequest.start`)."""
+        return False
+
+    @property
     def environment(self) -> ServerEnvironment | None:
         """Environment of the server that a stage starts on its machine; None if it starts none."""
         return None

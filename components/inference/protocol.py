@@ -157,6 +157,15 @@ class Increment:
 
 
 @dataclass(slots=True, frozen=True)
+class ResponseStart:
+    """First tokens of a response whose sampling was interrupted, with their log-probabilities."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(slots=True, frozen=True)
 class ChatRequest:
     """A chat completion request to an engine."""
 
@@ -182,6 +191,9 @@ class ChatRequest:
     change: LogitChange = NO_CHANGE
     alternatives: int | None = None
     """Number of most likely tokens to return for each token; None returns none. It does not affect the response."""
+    start: ResponseStart | None = None
+    """First tokens of the response, which the engine completes; its response has them and those that follow. None
+    samples all tokens. Only engines with `completes_responses` accept it, in requests without a form."""
 
     @property
     def altered(self) -> bool:

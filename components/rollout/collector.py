@@ -197,6 +197,10 @@ class _Collection:
         self.failed: list[tuple[str, Failure]] = []
         """Ids and failures of failed episodes."""
         self.allowed = failures_allowed(self.limits.max_failures, len(self.requests))
+        self.player.begin(self.requests)
+        for request in self.requests:  # before any other begins
+            if (first := self.finished.get(request.id)) is not None:
+                self.player.record(first)
 
     def played(self) -> Iterator[_Played]:
         """Yield all episodes in the order of the requests, each followed by those derived from it."""
@@ -224,6 +228,7 @@ class _Collection:
             for trajectory in trajectories:
                 self.listener.end(trajectory, seconds)
             self._record(trajectories)
+            self.player.record(trajectories[0])
 
     def _record(self, trajectories: list[Trajectory]) -> None:
         """Record an episode and those derived from it. Together they count as at most one failure."""

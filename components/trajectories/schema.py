@@ -66,7 +66,8 @@ class Message:
     reasoning (`Sampling.max_thinking_tokens`), whose log-probability is NaN. None if the message was not
     sampled by an engine (user, tool, system, demonstrations)."""
     finish_reason: str | None = None
-    """Finish reason of a sampled message: `stop`, `tool_calls` or `length`."""
+    """Finish reason of a sampled message: `stop`, `tool_calls` or `length`; `paused` if its sampling was interrupted
+    and continues in a later round (`components.rollout.players.partial`)."""
     trained: bool = True
     """False for an assistant message that is context only and never trained on: in imported data, or a response that is
     no sample of the policy's own distribution, because its form was enforced."""

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
 from components.inference.growing_text import StopDetector
-from components.inference.protocol import BASE_POLICY, ChatRequest, Sampling
+from components.inference.protocol import BASE_POLICY, ChatRequest, ResponseStart, Sampling
 from components.inference.transformers import batch
-from components.models.weights import load_tokenizer
+from components.models.weights import load_model, load_tokenizer
 from components.rollout.capture import Capture
 from components.trajectories.chat import ChatFormat
 from tests.deployment.tiny import write_adapter
@@ -75,6 +75,32 @@ def test_a_batch_changes_nothing(make_engine):
     batched = chat(make_engine(), *requests)
     alone = [chat(make_engine(slots=1), request)[0] for request in requests]
     assert [answer.token_ids for answer in batched] == [answer.token_ids for answer in alone]
+
+
+def test_a_response_is_completed_from_its_first_tokens(make_engine, base_dir, adapter_dir):
+    """By the same policy it is the one that would have been sampled in one go; by another one, the rest is exact."""
+    engine, requests = make_engine(), [ask(text, seed=5, max_tokens=24) for text in TEXTS]
+    whole = chat(engine, *requests)
+    heard = []
+    starts = [
+        replace(
+            request,
+            start=ResponseStart(answer.prompt_token_ids, answer.token_ids[:count], answer.logprobs[:count]),
+            listener=heard.append,
+        )
+        for request, answer, count in zip(requests, whole, (1, 7, 20, 12, 3), strict=True)
+    ]
+    for completed, answer in zip(chat(make_engine(), *starts), whole, strict=True):
+        assert replace(completed, logprobs=[]) == replace(answer, logprobs=[])
+        assert completed.logprobs == pytest.approx(answer.logprobs, abs=1e-5)
+    assert heard[0].token_ids == [whole[0].token_ids[1]]
+    engine.load_policy("trained", str(adapter_dir))
+    trained = pytest.importorskip("peft").PeftModel.from_pretrained(load_model(base_dir), adapter_dir)
+    for request, answer in zip(starts, chat(engine, *(replace(one, policy="trained") for one in starts)), strict=True):
+        count = len(request.start.token_ids)
+        assert answer.logprobs[:count] == request.start.logprobs
+        expected = torch.log_softmax(logits(trained, answer), -1)[range(len(answer.token_ids)), answer.token_ids]
+        torch.testing.assert_close(torch.tensor(answer.logprobs[count:]), expected[count:], atol=1e-4, rtol=0)
 
 
 def test_the_seed_decides(make_engine):

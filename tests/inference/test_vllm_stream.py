@@ -13,6 +13,7 @@ from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.protocol import ResponseForm
 from components.inference.vllm.client import StreamedCompletion
 from components.json_reply import FailedAttempt
+from components.rollout.players.partial import ResponseInterrupted, InterruptibleEngine
 from tests.inference.test_forms import needs_llguidance
 from tests.inference.test_vllm import HELLO, ask, die, seen
 
@@ -111,6 +112,42 @@ def test_the_most_likely_tokens_are_returned_with_and_without_a_stream(start, co
     assert reported == answer.likeliest[:-1]
     assert ask(engine).likeliest == []
     assert "return_tokens_as_token_ids" not in seen(server, "/v1/completions")[-1]
+
+
+def test_an_interrupted_response_is_completed_from_its_tokens(start, connect):
+    server = start(fault="paused")  # which waits with the third token
+    engine, pause = connect(server), asyncio.Event()
+
+    class Listened:
+        """Pauses after two tokens."""
+
+        policy = engine.policy
+
+        async def chat(self, request):
+            heard = []
+
+            def listen(increment):
+                request.listener(increment)
+                heard.append(increment)
+                if len(heard) == 2:
+                    pause.set()
+
+            return await engine.chat(replace(request, listener=listen))
+
+    with pytest.raises(ResponseInterrupted) as interruption:
+        asyncio.run(InterruptibleEngine(Listened(), pause).chat(HELLO))
+    first = interruption.value.start
+    urllib.request.urlopen(f"http://127.0.0.1:{server.port}/go", data=b"{}").close()
+    answer = ask(engine, replace(HELLO, start=first))
+    asked = seen(server, "/v1/completions")[-1]
+    assert len(first.token_ids) == 2
+    assert asked["prompt"] == first.prompt_token_ids + first.token_ids
+    assert asked["max_tokens"] == HELLO.sampling.max_tokens - 2
+    assert asked["seed"] != HELLO.seed % 2**63
+    assert answer.prompt_token_ids == first.prompt_token_ids
+    assert answer.token_ids[:2] == first.token_ids
+    assert answer.logprobs[:2] == first.logprobs
+    assert answer.message["content"] == f"popolicy/{asked['seed']}"
 
 
 class Heard:

@@ -47,6 +47,10 @@ class EmbeddedSpec(EngineSpec):
     def ends_reasoning(self) -> bool:
         return True
 
+    @property
+    def completes_responses(self) -> bool:
+        return True
+
     def build_roles(self, model: ModelSpec, host: EngineHost, roles: Sequence[str]) -> ModelEngine:
         from components.inference.transformers.batch import Turns
 

@@ -135,6 +135,10 @@ class VllmSpec(EngineSpec):
         return bool(self.urls)
 
     @property
+    def completes_responses(self) -> bool:
+        return True
+
+    @property
     def environment(self) -> ServerEnvironment | None:
         return None if self.urls else ServerEnvironment("vllm", self.python)
 

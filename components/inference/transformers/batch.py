@@ -50,6 +50,7 @@ class Row:
     error: Exception | None = None
     """Cause of failure."""
     sampled: list[int] = field(default_factory=list)
+    """Tokens of the response so far: at first those of `ChatRequest.start`."""
     logprobs: list[float] = field(default_factory=list)
     """Log-probability of each sampled token; NaN for one that `reasoning` added."""
     slot: int = -1
@@ -131,26 +132,27 @@ class Batch:
         """Assign slots to waiting rows, remove these from the list, and return them. A row that shares a prefix with
         another one of them waits for the next call, when that prefix is cached."""
         admitted: list[Row] = []
+        known: list[list[int]] = []
         uncached_tokens = 0
         for row in list(waiting):
             if len(self.active) == self.slots or uncached_tokens >= PREFILL_TOKENS:
                 break
-            donor, shared = (0, 0) if row.scores_prompt else self._longest_prefix(row.prompt)
-            prefix = min(shared, len(row.prompt) - 1)  # the last token is computed for its logits
-            if not row.scores_prompt and any(
-                shares_tokens(other.prompt, row.prompt, prefix + 17) for other in admitted
-            ):
+            tokens = row.tokens
+            donor, shared = (0, 0) if row.scores_prompt else self._longest_prefix(tokens)
+            prefix = min(shared, len(tokens) - 1)  # the last token is computed for its logits
+            if not row.scores_prompt and any(shares_tokens(other, tokens, prefix + 17) for other in known):
                 continue
             slot = self._slot_for(donor, prefix)
             self.cache.copy(donor, slot, prefix)
-            self._held[slot] = row.prompt[:prefix]
+            self._held[slot] = tokens[:prefix]
             row.slot, row.cached = slot, prefix
             self._swap(slot, len(self.active))
             self.active.append(row)
             waiting.remove(row)
             admitted.append(row)
+            known.append(tokens)
             uncached_tokens += missing(row)
-            self.counters["prompt_tokens"] += len(row.prompt)
+            self.counters["prompt_tokens"] += len(tokens)
         for index, row in enumerate(self.active):
             row.slot = index
         return admitted
@@ -196,7 +198,7 @@ class Batch:
         self.park(row)
 
     def prefill(self, batch: list[Row]) -> None:
-        """Compute all prompt tokens but the last, in passes of similar length to limit padding."""
+        """Compute all tokens but the last, in passes of similar length to limit padding."""
         for scored in (False, True):
             for part in self._parts([row for row in batch if row.scores_prompt == scored]):
                 widest = max(1, SCORED_LOGITS // (self.model.config.get_text_config().vocab_size * len(part)))
@@ -228,10 +230,10 @@ class Batch:
         following = torch.zeros(len(part), width, dtype=torch.long)
         counts = []
         for index, row in enumerate(part):
-            new = row.prompt[row.cached : -1][:width]
+            new = row.tokens[row.cached : -1][:width]
             counts.append(len(new))
             tokens[index, : len(new)] = torch.tensor(new, dtype=torch.long)
-            following[index, : len(new)] = torch.tensor(row.prompt[row.cached + 1 :][:width], dtype=torch.long)
+            following[index, : len(new)] = torch.tensor(row.tokens[row.cached + 1 :][:width], dtype=torch.long)
             positions[index] = torch.arange(row.cached, row.cached + width).clamp(max=self.max_length - 1)
             self.counters["prefilled_tokens"] += len(new)
             row.cached += len(new)
@@ -361,8 +363,9 @@ def edit(row: Row, logits_V: torch.Tensor) -> None:
 
 
 def missing(row: Row) -> int:
-    """Return the number of prompt tokens, without the last, that are not cached."""
-    return len(row.prompt) - 1 - row.cached
+    """Return the number of tokens before the last that are not cached: of the prompt, and of a response that began
+    earlier."""
+    return len(row.prompt) + len(row.sampled) - 1 - row.cached
 
 
 def shares_tokens(a: list[int], b: list[int], count: int) -> bool:

@@ -196,6 +196,10 @@ class TransformersEngine:
         self._require_policy(request)
         loop = asyncio.get_running_loop()
         row = Row(request, loop.create_future(), random.Random(request.seed))
+        if isinstance(request, ChatRequest) and request.start is not None:
+            row.sampled, row.logprobs = list(request.start.token_ids), list(request.start.logprobs)
+            for _ in row.sampled:  # the numbers that sampled them
+                row.uniform.random()
         if request.stop:
             row.stop = StopDetector(request.stop, self.tokenizer.decode)
         row.alternatives = request.alternatives
@@ -341,6 +345,7 @@ class TransformersEngine:
         chat = self.format.after(row.prompt)
         if request.listener:
             row.growing = growing_response(chat, request)
+            row.growing.extend(row.sampled)
         if row.matcher is not None:
             require_answer(chat, request.form)
         elif (most := request.sampling.max_thinking_tokens) is not None:
@@ -351,7 +356,7 @@ class TransformersEngine:
         if isinstance(request, TextRequest):
             prompt = text_prompt(self.tokenizer, request.prompt, self._conversations.most_characters)
         else:
-            prompt = self._conversations.prompt(request)
+            prompt = self._conversations.prompt(request) if request.start is None else request.start.prompt_token_ids
         room = self.max_length - len(prompt)
         if room < min(request.sampling.max_tokens, 1):
             text = f"the prompt has {len(prompt)} tokens; prompt and answer have at most {self.max_length}"

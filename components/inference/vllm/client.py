@@ -57,6 +57,8 @@ class Increments:
         self._prompt = prompt
         self._loop = asyncio.get_running_loop()
         self._growing: GrowingText | None = growing_response(chat.after(prompt), request)
+        if request.start is not None:
+            self._growing.extend(request.start.token_ids)
 
     def add(self, sampled: Sampled) -> None:
         """Report sampled tokens, from any thread."""

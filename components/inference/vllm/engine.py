@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.errors import ContextOverflow, EngineError, Problem, ResourceError, SpecError, StalePolicy
 from components.inference.conversations import Conversations, key_of, stop_ids
-from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
+from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, ResponseStart
 from components.inference.vllm.adapters import check_adapter
 from components.inference.vllm.client import GrammarRefused, Increments, Sampled, UnknownAdapter, VllmClient
 from components.inference.vllm.forms import ServerForm, ServerForms
@@ -117,7 +117,8 @@ class VllmEngine:
         name = self._names.get(request.policy)
         if name is None:
             raise StalePolicy(f"asked for policy {request.policy}, but the engine holds {self._policy}")
-        prompt = self._conversations.prompt(request)
+        start = request.start or ResponseStart(self._conversations.prompt(request), [], [])
+        prompt = start.prompt_token_ids
         room = self.max_length - len(prompt)
         if room < 1:
             raise ContextOverflow(
@@ -125,7 +126,7 @@ class VllmEngine:
                 "; raise model.max_length or shorten the task",
             )
         form = await self._forms.form(request, prompt)
-        body = self._body(request, name, prompt, min(request.sampling.max_tokens, room))
+        body = self._body(request, name, start, min(request.sampling.max_tokens, room))
         if form is not None:
             body["structured_outputs"] = {"grammar": form.grammar}
         increments = None if request.listener is None else Increments(request, prompt, self.format)
@@ -144,6 +145,7 @@ class VllmEngine:
                 increments.close()
         if form is not None:
             self._forms.check_response(form, tokens)
+        tokens, logprobs = start.token_ids + tokens, start.logprobs + logprobs
         answer = self._conversations.completion(request, prompt, tokens, logprobs, self.stop_ids)
         self._router.record_response(key_of([*request.messages, answer.message], request.tools), place)
         return replace(answer, likeliest=likeliest)
@@ -211,16 +213,16 @@ class VllmEngine:
 
     # Requests
 
-    def _body(self, request: ChatRequest, name: str, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-        """Return the request body, without parameters at their neutral values."""
-        sampling = request.sampling
+    def _body(self, request: ChatRequest, name: str, start: ResponseStart, max_tokens: int) -> dict[str, Any]:
+        """Return the request body, without parameters at their neutral values. max_tokens: of the whole response."""
+        sampling, begun = request.sampling, len(start.token_ids)
         sampling.refuse_thinking_limit("vllm")
         body: dict[str, Any] = {
             "model": name,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
+            "prompt": start.prompt_token_ids + start.token_ids,
+            "max_tokens": max_tokens - begun,
             "temperature": sampling.temperature,
-            "seed": request.seed % 2**63,
+            "seed": (request.seed + (begun << 40)) % 2**63,  # not the random numbers of the first tokens again
             "logprobs": request.alternatives or 0,  # besides those of the sampled tokens
             "return_token_ids": True,
             "ignore_eos": True,  # `stop_token_ids` replaces the end tokens of the server's configuration

@@ -13,7 +13,7 @@ Derived episodes that began differently form a group of their own: their scenari
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
@@ -50,6 +50,12 @@ class Player:
     def __init__(self, agent: Agent):
         self.agent = agent
 
+    def begin(self, requests: Sequence[EpisodeRequest]) -> None:
+        """Receive the requests of a collection before its first episode."""
+
+    def record(self, trajectory: Trajectory) -> None:
+        """Receive a finished episode, which may come from an earlier attempt of the stage."""
+
     async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> list[Trajectory]:
         """Return the requested episode, followed by the episodes derived from it. The request's time limits apply to
         each of them."""
@@ -66,6 +72,7 @@ class PlaySetup:
 
     agent: AgentSpec
     environment: Target
+    scenarios: int
     group_size: int
     refills: int
     sampled_only: str | None

@@ -83,7 +83,7 @@ def players(
             "collect.opponent=policy or base for the rounds",
         )
     sampled_only = algorithm.name if rounds and algorithm.needs_sampled_tokens else None
-    setup = PlaySetup(agent, environment, collect.group_size, collect.refills, sampled_only)
+    setup = PlaySetup(agent, environment, collect.scenarios, collect.group_size, collect.refills, sampled_only)
     declared = collect.players()
     for player in declared:
         yield from player.problems(setup)
@@ -106,6 +106,12 @@ def engine(
             "agent.max_thinking_tokens",
             f"{agent.max_thinking_tokens}: inference.name={inference.name} cannot end the reasoning of a response; "
             "expected null, or inference.name=embedded",
+        )
+    if collect.partial is not None and collect.partial.groups is not None and not inference.completes_responses:
+        yield Problem(
+            "collect.partial.groups",
+            f"{collect.partial.groups}: inference.name={inference.name} cannot complete a response that was "
+            "interrupted; expected null, or inference=embedded or vllm",
         )
     yield from inference.problems(
         rounds=rounds,
