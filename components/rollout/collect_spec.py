@@ -55,9 +55,9 @@ class CollectSpec(EpisodeLimits):
     """`{model: {name: NAME}, ...}`: another model plays the scenarios that the policy failed. null: no teacher."""
 
     partial: PartialSpec | None = None
-    """`{turns: 4}` or `{groups: 2, rounds: 3}`: long episodes are paused, and continue in a later round with its policy.
-    Their group is trained on when all of its episodes have ended. null: each episode is played to its end by one
-    policy."""
+    """`{turns: 4}` or `{groups: 2, rounds: 3}`: long episodes are paused, and continue in a later round with its
+    policy. Their group is trained on when all of its episodes have ended. null: each episode is played to its end by
+    one policy."""
 
     def players(self) -> list[PlayerSpec]:
         """Return the settings of the players whose keys are set. `checks.playing` refuses more than one."""

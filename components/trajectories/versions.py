@@ -2,8 +2,9 @@
 (`components.rollout.players.partial`).
 
 `Trajectory.policy` is the first of them, so the age of an episode is that of its oldest tokens. The sampling parameters
-state all: `versions`, a list of `[policy, tokens]` in the order of sampling. Each token has its version, also within a message
-whose sampling was interrupted, and the log-probability under that version, which is what a correction by token needs.
+state all: `versions`, a list of `[policy, tokens]` in the order of sampling. Each token has its version, also within a
+message whose sampling was interrupted, and the log-probability under that version, which is what a correction by token
+needs.
 """
 
 from __future__ import annotations

@@ -10,6 +10,13 @@ round ahead is enough; with a ratio of 4, collections bound the run until four o
 Rounds per hour are those between the end of the first round and that of the last but one: each of them has the
 collections beside it that a run of many rounds has, if their number, `--rounds` - 2, is a multiple of each overlap.
 `overlap_speedup` is the rounds per hour with an overlap of 1 over those with 0.
+
+    python -m tests.benchmarks.overlap --tail 10 [--rounds 12] [--seconds 1] [--json]
+
+The same with a stub of vLLM, which streams the tokens of an answer at a fixed rate. One answer in 16 is `--tail` times
+as long as the others, which take `--seconds`; a training is short. Each overlap waits for the slowest episode of a
+round; `collect.partial.groups` leaves the slowest groups to later rounds. `speedup` is over the first row. The age of a
+token is the number of versions between the policy that sampled it and the one that is trained on it.
 """
 
 from __future__ import annotations
@@ -26,15 +33,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from components.algorithms.train import policy_digest
 from components.environments.protocol import Step
+from components.inference.protocol import BASE_POLICY
 from components.specs import validate
-from components.trajectories.schema import Scenario
+from components.trajectories.schema import Scenario, Trajectory
+from components.trajectories.store import read_trajectories
+from components.trajectories.versions import NOT_SAMPLED, token_policies
 from flows.execution.executor import Execution
 from flows.execution.overlap import Concurrent
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.run import Run
 from flows.stages.base import Context
 from flows.terminal.console import Console, hush
+from tests.inference.fake import environment
+from tests.inference.fake_vllm.vllm.entrypoints.openai.api_server import TAIL
 
 TURNS = 5
 EPISODES = 8
@@ -107,11 +120,58 @@ def measure(
     return found
 
 
-def _run(folder: Path, name: str, step: float, *, rounds: int, epochs: int, overlap: int) -> Rounds:
+PARTIAL: list[tuple[int, dict[str, int] | None]] = [
+    (1, None),
+    (2, None),
+    (1, {"groups": 4, "rounds": 2}),
+    (1, {"groups": 4, "rounds": 3}),
+]
+"""Overlaps and partial rollouts that are compared at a long tail."""
+
+
+def measure_tail(rounds: int, seconds: float, tail: int, tell: bool = False) -> dict[str, Any]:
+    """Return the rounds per hour of each of `PARTIAL`. tail: length of the longest answers over that of the others."""
+    hush()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    measured: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="espalier-tail-") as name:
+        folder = Path(name)
+        python = environment(folder / "vllm")
+        for number, (overlapped, partial) in enumerate(PARTIAL):
+            root = _root(folder, f"tail-{number}")
+            experiment = _experiment(root, 0.0, rounds, 1, overlapped)
+            experiment["environment"] |= {"train": 4 * EPISODES, "last": 1}
+            experiment["collect"] |= {"group_size": 4, "partial": partial}
+            experiment["agent"] = {"max_turns": 1, "max_tokens": TAIL * tail}
+            fault = f"tail:{tail}:{seconds / TAIL}"
+            experiment["inference"] = {"name": "vllm", "python": python, "prove": False, "arguments": {"fault": fault}}
+            run = Rounds(root, experiment)
+            measured.append(
+                {
+                    "overlap": overlapped,
+                    "partial": partial,
+                    "rounds_per_hour": round(run.per_hour, 1),
+                    "speedup": round(run.per_hour / (measured[0]["rounds_per_hour"] if measured else run.per_hour), 3),
+                    "groups_per_hour": round(run.groups_per_hour, 1),
+                    "collect_seconds": round(run.median("collect"), 2),
+                    **run.ages(),
+                }
+            )
+            if tell:
+                print("  ".join(f"{name} {value}" for name, value in measured[-1].items()), flush=True)
+    return {"tail": {"rounds": rounds, "seconds": seconds, "tail": tail, "measured": measured}}
+
+
+def _root(folder: Path, name: str) -> Path:
     root = folder / name
     root.mkdir()
     (folder / "models").mkdir(exist_ok=True)
     (root / "models").symlink_to(folder / "models")
+    return root
+
+
+def _run(folder: Path, name: str, step: float, *, rounds: int, epochs: int, overlap: int) -> Rounds:
+    root = _root(folder, name)
     return Rounds(root, _experiment(root, step, rounds, epochs, overlap))
 
 
@@ -139,6 +199,31 @@ class Rounds:
 
     def seconds(self, label: str) -> float:
         return self.execution.done[label].seconds
+
+    @property
+    def groups_per_hour(self) -> float:
+        """Groups that the rounds behind `per_hour` train on."""
+        between = range(2, len(self.ended))
+        groups = sum(len({one.group for one in self._collected(number)}) for number in between)
+        return self.per_hour * groups / len(between)
+
+    def ages(self) -> dict[str, float]:
+        """Return the mean and the largest age of a token of all rounds."""
+        versions = {BASE_POLICY: 0}
+        for number in range(1, len(self.ended) + 1):
+            versions[policy_digest(self.execution.done[f"train[{number}]"].artifact.path)] = number
+        ages = [
+            number - 1 - versions[policy]
+            for number in range(1, len(self.ended) + 1)
+            for one in self._collected(number)
+            for policy in token_policies(one)[0]
+            if policy != NOT_SAMPLED
+        ]
+        return {"mean_age": round(statistics.mean(ages), 2), "largest_age": max(ages)}
+
+    def _collected(self, number: int) -> list[Trajectory]:
+        path = self.execution.done[f"collect[{number}]"].artifact.path
+        return list(read_trajectories(path / "trajectories.parquet"))
 
     def median(self, kind: str) -> float:
         """Return the median seconds of a kind of stage; the first of each kind also loads its model."""
@@ -171,14 +256,20 @@ def _experiment(root: Path, step: float, rounds: int, epochs: int, overlap: int)
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the rounds per hour by collect.overlap.")
     parser.add_argument("--overlaps", type=int, nargs="+", default=[0, 1], metavar="K")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=20.0, help="that one collection takes")
+    parser.add_argument("--rounds", type=int, help="6, with --tail 12")
+    parser.add_argument("--seconds", type=float, help="that one collection takes (20), with --tail a short answer (1)")
+    parser.add_argument("--tail", type=int, help="length of the longest answers over that of the others")
     parser.add_argument("--ratio", type=float, default=1.0, help="of the time of a collection to that of a training")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line, nothing else")
     options = parser.parse_args()
-    if options.rounds < 3:
+    rounds = options.rounds or (12 if options.tail else 6)
+    seconds = options.seconds or (1.0 if options.tail else 20.0)
+    if rounds < 3:
         parser.error("--rounds: at least 3, of which those between the first and the last are measured")
-    found = measure(options.rounds, options.seconds, options.overlaps, options.ratio, tell=not options.json)
+    if options.tail:
+        found = measure_tail(rounds, seconds, options.tail, tell=not options.json)
+    else:
+        found = measure(rounds, seconds, options.overlaps, options.ratio, tell=not options.json)
     print(json.dumps(found))
 
 

@@ -6,8 +6,10 @@ import shutil
 
 import pytest
 
+from components.algorithms.train import policy_digest
 from components.environments.protocol import Step
 from components.errors import SpecError
+from components.inference.protocol import BASE_POLICY
 from components.trajectories.schema import Scenario
 from components.trajectories.store import read_trajectories
 from components.trajectories.versions import PAUSED, VERSIONS, token_policies, versions_of
@@ -32,6 +34,9 @@ PARTIAL = {
     "evaluate": {"scenarios": 2},
     "filter": {"_target_": "components.filters.everything.Everything"},
 }
+
+
+GROUPS = {"groups": 1, "rounds": 3}
 
 
 def with_collect(**changes):
@@ -65,6 +70,27 @@ REFUSED = [
     ({**PARTIAL, "agent": {**PARTIAL["agent"], "roles": {}}}, "agent.roles: collect.partial pauses"),
     ({**PARTIAL, "algorithm": {"name": "grpo", "correction": "none"}}, "algorithm.correction: none: with collect.par"),
     ({**with_collect(overlap=2), "replay": {"max_staleness": 3}}, "up to 4 versions old; expected at least 4"),
+    (
+        {**with_collect(overlap=2, partial=GROUPS), "replay": {"max_staleness": 5}},
+        "replay.max_staleness: 5: drops episodes of this round: with collect.partial episodes continue on the policies "
+        "of later rounds, and they are up to 6 versions old; expected at least 6",
+    ),
+    (
+        with_collect(partial={"groups": 3, "rounds": 2}, scenarios=3),
+        "collect.partial.groups: 3: a round of collect.scenarios=3 would end before its first group; expected less",
+    ),
+    (with_collect(partial={"groups": 1}), "collect.partial.rounds: null, but time decides how many rounds"),
+    (with_collect(partial={"turns": 2, "rounds": 2}), "collect.partial.rounds: 2: bounds an episode that groups"),
+    (with_collect(partial={**GROUPS, "tokens": 9}), "collect.partial.tokens: 9: groups=1 decides when"),
+    (
+        {**with_collect(partial=GROUPS), "agent": {**PARTIAL["agent"], "max_thinking_tokens": 4}},
+        "agent.max_thinking_tokens: 4: the reasoning of a response that collect.partial.groups interrupts",
+    ),
+    (
+        {**with_collect(partial=GROUPS), "inference": {"name": "remote", "model": "m", "url": "http://127.0.0.1:1/v1"}},
+        "collect.partial.groups: 1: inference.name=remote cannot complete a response that was interrupted; expected "
+        "null, or inference=embedded or vllm",
+    ),
 ]
 
 
@@ -153,6 +179,37 @@ def test_a_run_repeats_its_bytes_and_trains_on_complete_groups_alone(tmp_path, s
     again, status = run_stage(execution.done["collect[3]"].request, cold)
     cold.warm.close()
     assert (status, again.digest) == ("ran", collections[3].digest)
+
+
+@pytest.mark.timeout(900)
+def test_groups_that_a_collection_leaves_are_trained_on_within_the_bound_of_their_age(tmp_path, screen):
+    """A second run takes everything from the cache, although time decided what was played."""
+    changes = with_collect(overlap=1, scenarios=3, partial={"groups": 1, "rounds": 2})
+    spec = spec_of(tmp_path, **{**changes, **TALK, "rounds": 4})
+    done = []
+    for _ in range(2):
+        execution = Execution(spec, Context.at(tmp_path), screen[0], None, tmp_path / "log")
+        try:
+            Run(spec, plainly(execution.stage), Concurrent(execution, plainly)).execute()
+        finally:
+            execution.context.warm.close()
+            execution.close()
+        done.append(execution.done)
+    assert {label for label, one in done[1].items() if one.status != "cached"} == set()
+    versions = {BASE_POLICY: 0}
+    versions |= {policy_digest(done[0][f"train[{number}]"].artifact.path): number for number in range(1, 5)}
+    trained, left = {}, set()
+    for number in range(1, 5):
+        path = done[0][f"collect[{number}]"].artifact.path
+        for one in read_trajectories(path / "trajectories.parquet"):
+            trained.setdefault(one.group.partition("@")[0], []).append(one.id)
+            ages = {number - 1 - versions[policy] for policy in token_policies(one)[0] if policy}
+            assert ages <= set(range(spec.collect.staleness(4) + 1))
+            assert {"@round-" in one.id} == {one.id.partition("/")[0] in left}
+        before, left = left, {one.group for one in read_trajectories(path / "paused.parquet")}
+        assert len(left) <= 1
+        assert not left & before  # in its second round a group ends
+    assert sum(map(len, trained.values())) == (4 * 3 - len(left)) * spec.collect.group_size
 
 
 def test_the_plan_names_the_collection_that_continues(tmp_path):

@@ -125,8 +125,8 @@ INVALID = [
     (["model.lora.target_modules=[]"], "model.lora.target_modules", "[]: expected all-linear, or at least one name of "
      "a layer; model.lora=null trains all weights"),
     (["++model.lora=[1]"], "++model.lora", "[1]: expected a mapping of keys to values"),
-    (["collect.partial={}"], "collect.partial.turns", "null, as is tokens, so no episode is paused; expected a "
-     "number for one of them"),
+    (["collect.partial={}"], "collect.partial.turns", "null, as are tokens and groups, so no episode is paused; "
+     "expected a number for one of them"),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from components.errors import EngineError, ResourceError, StalePolicy
 from components.inference.protocol import ResponseForm
 from components.inference.vllm.client import StreamedCompletion
 from components.json_reply import FailedAttempt
-from components.rollout.players.partial import ResponseInterrupted, InterruptibleEngine
+from components.rollout.players.partial import InterruptibleEngine, ResponseInterrupted
 from tests.inference.test_forms import needs_llguidance
 from tests.inference.test_vllm import HELLO, ask, die, seen
 

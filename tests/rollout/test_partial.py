@@ -179,7 +179,9 @@ def collected(engine, requests, finished=(), **limits):
 
 
 def requests_of(*names):
-    return [replace(REQUEST, scenario=Scenario(name, {}, "train"), sample=sample) for name in names for sample in (0, 1)]
+    return [
+        replace(REQUEST, scenario=Scenario(name, {}, "train"), sample=sample) for name in names for sample in (0, 1)
+    ]
 
 
 def test_a_collection_ends_without_its_slowest_group_and_the_next_policy_completes_the_message():

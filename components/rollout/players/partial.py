@@ -164,7 +164,7 @@ class PartialPlayer(Player):
             engine = InterruptibleEngine(engine, self._pause)
         recorded = list(_responses(before)) if before is not None else []
         if before is not None:
-            engine = _ResumedEngine(engine, before, recorded, type(environment).__name__, self._recall)
+            engine = _ResumedEngine(engine, request.id, recorded, type(environment).__name__, self._recall)
             own = replace(request, scenario=begun_scenario(request.scenario))
         episode = Episode(engine, environment, own, self.agent.presentation)
         talk, earlier = episode.talk, int(before.metrics["turns"]) if before is not None else 0
@@ -270,7 +270,7 @@ class _ResumedEngine:
     """Engine that first repeats the recorded responses of an episode, then samples."""
 
     def __init__(
-        self, engine: Engine, episode: Trajectory, recorded: Sequence[_Response], environment: str, recall: Recall | None
+        self, engine: Engine, episode: str, recorded: Sequence[_Response], environment: str, recall: Recall | None
     ):
         self._engine = engine
         self._episode = episode
@@ -289,7 +289,7 @@ class _ResumedEngine:
             return await self._engine.chat(request)
         conversation, completion = self._recorded.popleft()
         if [_content(to_message(message)) for message in request.messages] != conversation:
-            raise SpecError([Problem("environment", _NOT_REPRODUCIBLE.format(self._environment, self._episode.id))])
+            raise SpecError([Problem("environment", _NOT_REPRODUCIBLE.format(self._environment, self._episode))])
         if completion.finish_reason == PAUSED:
             start = ResponseStart(completion.prompt_token_ids, completion.token_ids, completion.logprobs)
             return await self._engine.chat(replace(request, start=start))

@@ -8,8 +8,9 @@ unless its client is slow.
 log-probabilities before the cut and the grammar, `forgets` lists no adapters, `slow` takes a second for an answer,
 `stale` computes the log-probabilities of a prompt with the first adapter, whichever is asked for, `discarded` with none
 after a sleep, `stuck` ten minutes for one of the base model, `ignores` grammars as versions before 0.11 do, `breaks`
-the first stream after three tokens, `paused` waits before the third token of a stream until `POST /go`. `POST /die`
-ends it.
+the first stream after three tokens, `paused` waits before the third token of a stream until `POST /go`, `tail:N:S` has
+`TAIL` tokens in most answers and N times as many in one of `RARE`, and takes S seconds for each token. `POST /die` ends
+it.
 """
 
 import argparse
@@ -24,6 +25,8 @@ import time
 import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+TAIL, RARE = 8, 16
 
 
 def options():
@@ -93,6 +96,17 @@ def main():
             if not matcher.is_stopped() and not matcher.consume_token(tokens[-1]):
                 return "Internal server error"
         return tokens, logprobs
+
+    def tailed(body):
+        """The tokens of a long or short answer, or those that its first tokens, at the end of the prompt, lack."""
+        long, short = (tokenizer.token_to_id(text) for text in "!#")
+        first = long if random.Random(body.get("seed")).random() < 1 / RARE else short
+        begun = 0
+        while (token := body["prompt"][-1 - begun]) in (long, short):
+            first, begun = token, begun + 1
+        length = TAIL * (int(given.fault.split(":")[1]) if first == long else 1)
+        tokens = [first] * (length - begun - 1) + body["stop_token_ids"][:1]
+        return tokens, [-0.5] * len(tokens)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -174,6 +188,10 @@ def main():
                 if isinstance(drawn, str):
                     return self.refuse(400 if drawn.startswith("Grammar error") else 500, drawn)
                 tokens, logprobs = drawn
+            if given.fault.startswith("tail") and "stop_token_ids" in body:
+                tokens, logprobs = tailed(body)
+                if not body.get("stream"):
+                    time.sleep(len(tokens) * float(given.fault.split(":")[2]))
             answering = "other" if given.fault == "liar" else model
             stopped = tokens[-1] in body.get("stop_token_ids", [])
             if body.get("stream"):
@@ -216,6 +234,8 @@ def main():
             self.send_header("transfer-encoding", "chunked")
             self.end_headers()
             for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+                if given.fault.startswith("tail"):
+                    time.sleep(float(given.fault.split(":")[2]))
                 if place == 2 and given.fault == "paused":
                     go.wait(600)
                 if place == 3 and given.fault == "breaks" and not broken.is_set():
