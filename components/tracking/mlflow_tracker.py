@@ -282,6 +282,7 @@ class Tracker:
     def finish(self, status: str = "FINISHED") -> None:
         """End the run: `FINISHED`, `FAILED`, or `KILLED` if a person stopped it."""
         self.outbox.put(lambda: self.client.set_terminated(self.run_id, status.upper()))
+        self.outbox.flush()
 
     def __enter__(self) -> Self:
         return self
