@@ -14,7 +14,9 @@ import re
 import numpy as np
 
 MOST_FINGERPRINTS = 5_000_000
-"""Maximum number of fingerprints, of about 130 bytes each."""
+"""Number of rows whose fingerprints are remembered, in 16 bytes each."""
+MOST_LATEST = 2**16
+"""Maximum number of fingerprints that are not sorted yet, of about 130 bytes each."""
 SLOTS = 2**21
 """Slots of the table of a band, of 12 bytes each. A new entry replaces the old one of its slot."""
 BANDS, ROWS_PER_BAND = 4, 12
@@ -31,24 +33,45 @@ def fingerprint(content: bytes) -> int:
 
 
 class Fingerprints:
-    """Row numbers by fingerprint."""
+    """Row numbers by fingerprint: the latest in a dictionary, the others in sorted arrays. Each array is at least twice
+    as long as the next, so there are few. An entry is forgotten after `most` further rows."""
 
     def __init__(self, most: int = MOST_FINGERPRINTS):
         self._most = most
-        self._numbers: dict[int, int] = {}
+        self._latest: dict[int, int] = {}
+        self._sorted: list[tuple[np.ndarray, np.ndarray]] = []
+        """Fingerprints in ascending order, with their row numbers."""
+        self._number = 0
 
     def add(self, key: int, number: int) -> int | None:
-        """Return the number that a fingerprint was added with before; None, after adding it, if it is new."""
-        known = self._numbers.get(key)
+        """Return the number that a fingerprint was added with before; None, after adding it, if it is new. Numbers
+        ascend."""
+        self._number = max(self._number, number)
+        known = self.find(key)
         if known is None:
-            if len(self._numbers) >= self._most:
-                del self._numbers[next(iter(self._numbers))]
-            self._numbers[key] = number
+            self._latest[key] = number
+            if len(self._latest) >= MOST_LATEST:
+                self._sort_latest()
         return known
 
     def find(self, key: int) -> int | None:
-        """Return the number that a fingerprint was added with; None if it was not added."""
-        return self._numbers.get(key)
+        """Return the number that a fingerprint was added with; None if it was not added, or is forgotten."""
+        number = self._latest.get(key, -1)
+        for keys, numbers in self._sorted if number < 0 else ():
+            place = int(keys.searchsorted(np.uint64(key)))
+            if place < len(keys) and int(keys[place]) == key:
+                number = max(number, int(numbers[place]))
+        return number if number > max(-1, self._number - self._most) else None
+
+    def _sort_latest(self) -> None:
+        keys, numbers = (np.fromiter(values, np.uint64) for values in (self._latest, self._latest.values()))
+        while self._sorted and len(self._sorted[-1][0]) < 2 * len(keys):
+            longer = self._sorted.pop()
+            keys, numbers = np.append(longer[0], keys), np.append(longer[1], numbers)
+        remembered = numbers.astype(np.int64) > self._number - self._most
+        order = keys[remembered].argsort()
+        self._sorted.append((keys[remembered][order], numbers[remembered][order]))
+        self._latest.clear()
 
 
 class SimilarTexts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import random
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from components.data import fingerprints
 from components.data.fingerprints import Fingerprints, SimilarTexts, fingerprint
 from components.data.form_resolution import resolve_form
 from components.data.import_report import CHECKS, ImportReport
@@ -383,13 +385,28 @@ def test_any_texts_are_trained_on_or_counted(rows, importing):
     assert sum(counts(report).values()) == report.dropped()
 
 
-def test_forgotten_fingerprints_bound_the_memory():
+def test_fingerprints_are_those_of_a_dictionary(monkeypatch):
+    monkeypatch.setattr(fingerprints, "MOST_LATEST", 7)
+    table, known = Fingerprints(), {}
+    draw = random.Random(0)
+    for number in range(3000):
+        key = draw.choice([draw.randrange(1, 2**64), draw.randrange(2**63, 2**63 + 1000), *([*known][-1:])])
+        assert table.find(key) == known.get(key)
+        assert table.add(key, number) == known.get(key)
+        known.setdefault(key, number)
+    assert len(table._sorted) < 12
+
+
+@pytest.mark.parametrize("latest", [3, 2**16])
+def test_forgotten_fingerprints_bound_the_memory(monkeypatch, latest):
+    monkeypatch.setattr(fingerprints, "MOST_LATEST", latest)
     table = Fingerprints(most=10)
     for number in range(1, 100):
         assert table.add(fingerprint(str(number).encode()), number) is None
     assert table.find(fingerprint(b"1")) is None
     assert table.find(fingerprint(b"99")) == 99
-    assert table.add(fingerprint(b"95"), 7) == 95
+    assert table.add(fingerprint(b"95"), 100) == 95
+    assert sum(len(keys) for keys, _ in table._sorted) <= 16
 
 
 def test_similar_texts_are_detected_and_different_ones_are_not():
