@@ -150,6 +150,17 @@ def test_an_interrupted_response_is_completed_from_its_tokens(start, connect):
     assert answer.message["content"] == f"popolicy/{asked['seed']}"
 
 
+def test_a_response_that_broke_off_is_completed_from_its_tokens(start, connect):
+    server = start(fault="breaks")
+    answer = asyncio.run(InterruptibleEngine(connect(server), asyncio.Event()).chat(HELLO))
+    first, again = (body for body in seen(server, "/v1/completions") if body.get("stream"))
+    assert len(again["prompt"]) == len(first["prompt"]) + 3
+    assert answer.prompt_token_ids == first["prompt"]
+    assert answer.token_ids[:3] == again["prompt"][-3:]
+    assert answer.message["content"].endswith(f"policy/{again['seed']}")
+    assert len(answer.logprobs) == len(answer.token_ids)
+
+
 class Heard:
     """Increments of a stream without an engine."""
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from components.environments.protocol import Environment
-from components.errors import Problem, SpecError
+from components.errors import EngineError, Problem, SpecError
 from components.inference.protocol import ChatCompletion, ChatRequest, Engine, Increment, ResponseStart
 from components.rollout.agent import AgentLoop, Conversation, Episode
 from components.rollout.players.player import Agent, Player, PlayerSpec, PlaySetup
@@ -36,6 +37,8 @@ from components.trajectories.convert import to_message, to_openai
 from components.trajectories.groups import begun_scenario
 from components.trajectories.schema import History, Message, Trajectory
 from components.trajectories.versions import PAUSED, POLICIES, PolicyTokens, versions_of, with_versions
+
+logger = logging.getLogger(__name__)
 
 Recall = Callable[[ChatRequest, dict[str, Any], list[int]], None]
 """Function that makes an engine continue a conversation from exact tokens: the request, its response, and the tokens of
@@ -233,7 +236,8 @@ class ResponseInterrupted(BaseException):
 
 
 class InterruptibleEngine:
-    """Engine whose responses are interrupted when the event `pause` is set."""
+    """Engine whose responses are interrupted when the event `pause` is set. A response that breaks off, as that of a
+    server that is restarted, is completed from its tokens."""
 
     def __init__(self, engine: Engine, pause: asyncio.Event):
         self._engine = engine
@@ -245,7 +249,19 @@ class InterruptibleEngine:
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         """Return the response. Raises ResponseInterrupted."""
-        start = copy.deepcopy(request.start) or ResponseStart([], [], [])
+        while True:
+            start = copy.deepcopy(request.start) or ResponseStart([], [], [])
+            begun = len(start.token_ids)
+            try:
+                return await self._sampled(request, start)
+            except EngineError as error:
+                if len(start.token_ids) == begun:
+                    raise
+                logger.info("a response broke off after %d tokens, and is completed: %s", len(start.token_ids), error)
+                request = replace(request, start=start)
+
+    async def _sampled(self, request: ChatRequest, start: ResponseStart) -> ChatCompletion:
+        """Return the response to a request. start: receives its tokens as they are sampled."""
 
         def listen(increment: Increment) -> None:
             if not start.prompt_token_ids:
