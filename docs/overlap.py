@@ -34,7 +34,6 @@ def _tail_rows(known: Known) -> list[list[str]]:
             f"{measured['rounds_per_hour']:,.0f}",
             f"{measured['groups_per_hour']:,.0f}",
             f"{measured['speedup']:.2f}",
-            f"{measured['collect_seconds']:.1f} s",
             f"{measured['mean_age']:.2f}",
             str(measured["largest_age"]),
         ]
@@ -60,7 +59,6 @@ TAIL = Recorded(
         "Rounds per hour",
         "Groups per hour",
         "Speedup",
-        "Time of a collection",
         "Age of a token, mean",
         "Largest",
     ],

@@ -1,9 +1,12 @@
-"""Success of the quickstart by `collect.overlap`, in docs/guides/asynchrony.md.
+"""Success of the quickstart by `collect.overlap` and `collect.partial`, in docs/guides/asynchrony.md.
 
     python -m flows.run +experiment=quickstart seed=0 collect.overlap=2 deploy=none | python -m docs.staleness add
+    python -m flows.run +experiment=quickstart seed=0 collect.overlap=1 'collect.partial={groups: 4, rounds: 2}' \
+        deploy=none | python -m docs.staleness add '1, {groups: 4, rounds: 2}'
     python -m docs.staleness                                                         write the table
 
-The rows without overlap are the recorded results of the quickstart (docs/results.py).
+An argument after `add` is the setting of the row; without one it is the largest age, which is `collect.overlap`. The
+rows without overlap are the recorded results of the quickstart (docs/results.py).
 """
 
 from __future__ import annotations
@@ -19,25 +22,25 @@ KEPT = ("seed", "success", "success_interval", "success_sft", "gain", "gain_inte
 
 
 def _merged(known: Known, result: Known) -> Known:
-    """Add the result of a run, under its staleness and seed."""
-    versions = int(result["reported"][STALENESS])
-    return known | {f"{versions}/{result['seed']}": {name: result[name] for name in KEPT}}
+    """Add the result of a run, under its setting and seed."""
+    setting = (sys.argv[2:] or [str(int(result["reported"][STALENESS]))])[0]
+    return known | {f"{setting}/{result['seed']}": {name: result[name] for name in KEPT}}
 
 
 def _rows(known: Known) -> list[list[str]]:
     results = {f"0/{result['seed']}": result for result in recorded()} | known
     return [
         _row(key.partition("/")[0], results[key])
-        for key in sorted(results, key=lambda key: (results[key]["seed"], int(key.partition("/")[0])))
+        for key in sorted(results, key=lambda key: (results[key]["seed"], key))
     ]
 
 
-def _row(overlap: str, result: dict[str, Any]) -> list[str]:
+def _row(setting: str, result: dict[str, Any]) -> list[str]:
     low, high = result["success_interval"]
     gain_low, gain_high = result["gain_interval"]
     return [
         str(result["seed"]),
-        overlap,
+        setting,
         f"{result['success_sft']:.3f}",
         f"{result['success']:.3f} [{low:.3f}, {high:.3f}]",
         f"{result['gain']:+.3f} [{gain_low:+.3f}, {gain_high:+.3f}]",
@@ -49,10 +52,10 @@ TABLE = Recorded(
     "guides/asynchrony.md",
     "staleness",
     "staleness.json",
-    ["Seed", "`collect.overlap`", "After SFT", "After GRPO", "Gain", "Reward of sampled episodes by round"],
+    ["Seed", "`collect.overlap`, `partial`", "After SFT", "After GRPO", "Gain", "Reward of sampled episodes by round"],
     _rows,
     merged=_merged,
 )
 
 if __name__ == "__main__":
-    TABLE.main(sys.argv[1:])
+    TABLE.main(sys.argv[1:2])

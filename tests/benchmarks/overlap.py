@@ -153,7 +153,6 @@ def measure_tail(rounds: int, seconds: float, tail: int, tell: bool = False) -> 
                     "rounds_per_hour": round(run.per_hour, 1),
                     "speedup": round(run.per_hour / (measured[0]["rounds_per_hour"] if measured else run.per_hour), 3),
                     "groups_per_hour": round(run.groups_per_hour, 1),
-                    "collect_seconds": round(run.median("collect"), 2),
                     **run.ages(),
                 }
             )
