@@ -90,7 +90,7 @@ def training_request(
         trajectories, figures = mixed(
             spec.replay,
             trajectories,
-            [list(_scored(inputs, f"-{ago}", components=bool(costs))) for ago in _rounds(inputs)],
+            [_scored(inputs, f"-{ago}", components=bool(costs)) for ago in _rounds(inputs)],
             version=version,
             compared=algorithm.needs_reward_spread,
             seed=context.seed,

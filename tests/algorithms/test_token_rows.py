@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from components.algorithms.continual.replay import mixed
+from components.algorithms.continual.spec import ReplaySpec
 from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.loop import token_rows
 from components.algorithms.loop.token_rows import TokenRow, tokenized
@@ -86,3 +88,14 @@ def test_rows_are_read_back_as_they_were_written(tmp_path):
     read = tokenized(tmp_path, batch(groups=117), lambda place, _: rows[2 * place : 2 * place + 2])
     assert list(read) == rows[: len(read)]
     assert len(read) == 700
+
+
+def test_replay_from_files_draws_what_it_draws_from_memory(files):
+    in_memory = load_scored(files.trajectories, files.scores, files.selection)
+    spec = ReplaySpec(share=0.5, rounds=2)
+    results = [
+        mixed(spec, round_, [round_, round_], version="v", compared=False, seed=1)
+        for round_ in (in_memory, SelectedTrajectories([files]))
+    ]
+    assert repr(results[0]) == repr(results[1])
+    assert results[0][1]["replayed_groups"] > 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from components.algorithms.continual.spec import ReplaySpec
 from components.trajectories.groups import by_scenario, have_spread, separate
@@ -40,52 +40,83 @@ def mixed(
     seed: int,
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Return the trajectories of this round with groups drawn from earlier rounds (`earlier`, the latest first), and
-    counts of replayed and stale trajectories.
+    counts of replayed and stale trajectories. Rounds in files are read twice, and only what is drawn stays in memory.
 
     version: version of the policy in training. compared: True if the algorithm learns only from groups whose rewards
     differ, so that only these are drawn and counted in the share.
     """
+    rounds = [_facts(round_, ago) for ago, round_ in enumerate((fresh, *earlier))]
     sampling_policies = [
-        trajectory.policy
-        for round_ in (fresh, *earlier)
-        for trajectory in round_
-        if trajectory.policy not in DEMONSTRATION_POLICIES
+        fact.policy for round_ in rounds for fact in round_ if fact.policy not in DEMONSTRATION_POLICIES
     ]
     versions = list(dict.fromkeys([version, *sampling_policies]))
-    rounds = [list(fresh), *(_renamed(round_, ago) for ago, round_ in enumerate(earlier, 1))]
-    stale: list[Trajectory] = []
+    stale: list[_Facts] = []
     if spec.max_staleness is not None:
         recent = {*versions[: spec.max_staleness + 1], *DEMONSTRATION_POLICIES}
-        stale = [trajectory for round_ in rounds for trajectory in round_ if trajectory.policy not in recent]
-        rounds = [[trajectory for trajectory in round_ if trajectory.policy in recent] for round_ in rounds]
+        stale = [fact for round_ in rounds for fact in round_ if fact.policy not in recent]
+        rounds = [[fact for fact in round_ if fact.policy in recent] for round_ in rounds]
     fresh_groups, *earlier_groups = (
         [group for group in by_scenario(round_).values() if not compared or _has_spread(group)] for round_ in rounds
     )
     candidates = [group for round_ in earlier_groups for group in round_]
     replay_count = min(round(len(fresh_groups) * spec.share / (1 - spec.share)), len(candidates))
     drawn = sorted(random.Random(f"{seed} {version}").sample(range(len(candidates)), replay_count))
-    replayed = [trajectory for index in drawn for trajectory in candidates[index]]
+    chosen = [fact for index in drawn for fact in candidates[index]]
+    read = {0: _read(fresh, rounds[0])}
+    for ago, round_ in enumerate(earlier, 1):
+        read[ago] = _read(round_, [fact for fact in chosen if fact.ago == ago])
+    kept = [read[0][fact.place] for fact in rounds[0]]
+    replayed = [_renamed(read[fact.ago][fact.place], fact.ago) for fact in chosen]
     if stale:
-        listed = ", ".join(trajectory.id for trajectory in stale[:MAX_LISTED])
+        listed = ", ".join(fact.id for fact in stale[:MAX_LISTED])
         log.warning(
             "%d trajectories are from policies more than replay.max_staleness=%d versions older than the one in "
             "training and are left out: %s%s",
             *(len(stale), spec.max_staleness, listed, " and others" if len(stale) > MAX_LISTED else ""),
         )
     counts = {"replayed_groups": len(drawn), "replayed": len(replayed), "stale": len(stale)}
-    return rounds[0] + replayed, {name: float(count) for name, count in counts.items()}
+    return kept + replayed, {name: float(count) for name, count in counts.items()}
 
 
-def _renamed(trajectories: Sequence[Trajectory], ago: int) -> list[Trajectory]:
-    """Return the trajectories of an earlier round with unique ids."""
-    renamed = []
-    for trajectory in trajectories:
-        metrics = {**trajectory.metrics, ROUNDS_AGO: float(ago)}
-        renamed.append(replace(separate(trajectory, f"@-{ago}"), metrics=metrics))
-    return renamed
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Facts of an episode by which it is chosen. Others are read only once it is."""
+
+    ago: int
+    """Rounds since it was collected."""
+    place: int
+    """Position in its round."""
+    id: str
+    group: str
+    policy: str
+    reward: float | None
+    """Reward; None also for a failed episode."""
 
 
-def _has_spread(group: Sequence[Trajectory]) -> bool:
-    return have_spread(
-        trajectory.reward for trajectory in group if trajectory.reward is not None and trajectory.failure is None
-    )
+def _facts(trajectories: Sequence[Trajectory], ago: int) -> list[_Facts]:
+    """Return the facts of the trajectories of a round, with unique names. One trajectory is in memory at a time, if
+    they are in files."""
+    facts = []
+    for place, trajectory in enumerate(trajectories):
+        named = _renamed(trajectory, ago) if ago else trajectory
+        reward = trajectory.reward if trajectory.failure is None else None
+        facts.append(_Facts(ago, place, named.id, named.group, trajectory.policy, reward))
+    return facts
+
+
+def _read(trajectories: Sequence[Trajectory], facts: Sequence[_Facts]) -> dict[int, Trajectory]:
+    """Return the trajectories of a round that were chosen, by their positions."""
+    places = {fact.place for fact in facts}
+    if not places:
+        return {}
+    return {place: trajectory for place, trajectory in enumerate(trajectories) if place in places}
+
+
+def _renamed(trajectory: Trajectory, ago: int) -> Trajectory:
+    """Return a trajectory of an earlier round with a unique id."""
+    metrics = {**trajectory.metrics, ROUNDS_AGO: float(ago)}
+    return replace(separate(trajectory, f"@-{ago}"), metrics=metrics)
+
+
+def _has_spread(group: Sequence[_Facts]) -> bool:
+    return have_spread(fact.reward for fact in group if fact.reward is not None)
