@@ -197,10 +197,7 @@ class _Collection:
         self.failed: list[tuple[str, Failure]] = []
         """Ids and failures of failed episodes."""
         self.allowed = failures_allowed(self.limits.max_failures, len(self.requests))
-        self.player.begin(self.requests)
-        for request in self.requests:  # before any other begins
-            if (first := self.finished.get(request.id)) is not None:
-                self.player.record(first)
+        self.player.begin(self.requests, self.finished)
 
     def played(self) -> Iterator[_Played]:
         """Yield all episodes in the order of the requests, each followed by those derived from it."""

@@ -19,7 +19,7 @@ import asyncio
 import copy
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -141,21 +141,27 @@ class PartialPlayer(Player):
         self._pause = asyncio.Event()
         """Set when the episodes in progress are paused."""
 
-    def begin(self, requests: Sequence[EpisodeRequest]) -> None:
+    def begin(self, requests: Sequence[EpisodeRequest], finished: Mapping[str, Trajectory]) -> None:
+        if self._spec.groups is None:
+            return
         for request in requests:
             self._members[request.scenario.id].add(request.id)
             if request.paused is not None and _rounds_paused(request) + 1 == self._spec.rounds:
                 self._last.add(request.scenario.id)
+        for request in requests:
+            if (trajectory := finished.get(request.id)) is not None:
+                self.record(trajectory)
 
     def record(self, trajectory: Trajectory) -> None:
         """Pause the episodes in progress if few enough groups are, and none of them has to end in this round."""
+        if self._spec.groups is None:
+            return
         members = self._members[trajectory.group]
         if PAUSED not in trajectory.metrics:
             members.discard(trajectory.id)
         if not members:
             del self._members[trajectory.group]
-        most = self._spec.groups
-        if most is not None and len(self._members) <= most and self._last.isdisjoint(self._members):
+        if len(self._members) <= self._spec.groups and self._last.isdisjoint(self._members):
             self._pause.set()
 
     async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> list[Trajectory]:

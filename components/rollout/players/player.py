@@ -13,7 +13,7 @@ Derived episodes that began differently form a group of their own: their scenari
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
@@ -50,11 +50,12 @@ class Player:
     def __init__(self, agent: Agent):
         self.agent = agent
 
-    def begin(self, requests: Sequence[EpisodeRequest]) -> None:
-        """Receive the requests of a collection before its first episode."""
+    def begin(self, requests: Sequence[EpisodeRequest], finished: Mapping[str, Trajectory]) -> None:
+        """Receive the requests of a collection before its first episode. finished: trajectories of earlier attempts of
+        the stage by id."""
 
     def record(self, trajectory: Trajectory) -> None:
-        """Receive a finished episode, which may come from an earlier attempt of the stage."""
+        """Receive an episode of this attempt when it has finished."""
 
     async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> list[Trajectory]:
         """Return the requested episode, followed by the episodes derived from it. The request's time limits apply to
