@@ -7,9 +7,9 @@
 `run` runs the experiments for each seed and records their results; `flat` records why one learned nothing; without
 arguments the page and its plot are written again. A record has one object for each experiment and seed: `experiment`,
 `model` (its name), `seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds` (of all stages,
-cached ones included), `peak_memory_gb`, `command`, `commit`, `processor`, `jobs` (runs at the same time), and `flat`:
-null, or the reason why nothing was learned. A recipe that learns from a file also has `file`: the commands that make
-it (docs/recipe_files.py).
+cached ones included), `peak_memory_gb` (of the recorded process, in which cached stages take none), `command`,
+`commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned. A recipe
+that learns from a file also has `file`: the commands that make it (docs/recipe_files.py).
 `before` is the policy that the recipe's last training phase starts from: after the supervised warmup, if there is one.
 Runs with overrides are variants: they have the overrides in `overrides`, and a table of their own that compares them
 with the experiment. `success_by_round`, `training_reward_by_round`, `guards` (those that triggered) and `reported`
