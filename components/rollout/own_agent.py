@@ -5,7 +5,8 @@
         return 1.0 if "..." in answer.choices[0].message.content else 0.0
 
 The function's parameter names select its arguments: `scenario`, `client`, or `base_url`, `api_key` and `model` for
-another library, process or language, and `environment`, an exclusive instance that it may reset and step. It returns
+another library, process or language, `sample`, the index of the episode in its group, and `environment`, an exclusive
+instance that it may reset and step. It returns
 
     a number       the episode's reward; the outcome is `{"reward": number}`
     a mapping      the episode's outcome, including `success`
@@ -52,7 +53,7 @@ from components.rollout.agent import as_json, as_step
 from components.rollout.capture import Capture
 from components.rollout.request import EpisodeRequest
 from components.rollout.spec import RUNTIME_ARGUMENTS
-from components.trajectories.schema import Failure, History, Scenario, Trajectory
+from components.trajectories.schema import Failure, History, Trajectory
 from components.trajectories.truncation import MESSAGES
 
 REFUSED = (400, 403)
@@ -61,6 +62,10 @@ _ERROR_LINE = re.compile(r"[\w.]{0,100}(Error|Exception)\b")
 """A line of standard error that names an error: in Python the last line, in Node the one before the stack."""
 MODEL = "policy"
 """Served name of the policy."""
+NO_CALL = (
+    "the agent made no call of the policy that the endpoint recorded, so there is nothing to train on; create its "
+    "client within the episode, with the base_url and api_key of the episode"
+)
 
 
 class OwnAgent:
@@ -92,7 +97,7 @@ class OwnAgent:
         with self._key(capture) as key:
             try:
                 async with ending_processes(), asyncio.timeout(request.timeout):
-                    returned = _validated(await self._run(request.scenario, environment, key))
+                    returned = _validated(await self._run(request, environment, key))
             except BoundaryError as error:
                 if request.raise_unreachable and isinstance(error, EnvironmentUnavailable):
                     raise
@@ -110,7 +115,10 @@ class OwnAgent:
         outcome = reported.outcome if reported else dict(returned) if isinstance(returned, Mapping) else {}
         if isinstance(returned, float):
             outcome = {"reward": returned}
-        histories = capture.histories or (reported.histories if reported else []) or [History([])]
+        histories = capture.histories or (reported.histories if reported else [])
+        if not histories and failure is None and not capture.calls and capture.limit is None:
+            failure = Failure(AgentError.boundary, AgentError.__name__, NO_CALL)
+        histories = histories or [History([])]
         return replace(
             request.trajectory(engine.policy),
             histories=histories,
@@ -141,11 +149,11 @@ class OwnAgent:
             del self._engines[key]
             capture.close()
 
-    async def _run(self, scenario: Scenario, environment: Environment | None, key: str) -> Any:
+    async def _run(self, request: EpisodeRequest, environment: Environment | None, key: str) -> Any:
         function = inspect.unwrap(_plain(self._function))
         is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-        available: dict[str, Any] = {"scenario": scenario, "base_url": self._url, "api_key": key, "model": MODEL}
-        available["environment"] = environment
+        available: dict[str, Any] = {"scenario": request.scenario, "sample": request.sample, "environment": environment}
+        available |= {"base_url": self._url, "api_key": key, "model": MODEL}
         client = _client(self._url, key, is_async) if "client" in self._names else None
         arguments = {name: client if name == "client" else available[name] for name in self._names}
         try:

@@ -11,7 +11,7 @@ from components.sandbox import Limits
 from components.specs import Spec, Target
 from components.specs.marks import CODE
 
-RUNTIME_ARGUMENTS = ("scenario", "client", "base_url", "api_key", "model", "environment")
+RUNTIME_ARGUMENTS = ("scenario", "sample", "client", "base_url", "api_key", "model", "environment")
 """Parameters that a custom agent function may declare; the collector passes them at run time (`own_agent`)."""
 
 

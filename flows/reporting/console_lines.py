@@ -66,8 +66,9 @@ _ROUND = (
 )
 
 
-def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) -> None:
-    """Print the results of a run to stderr. mlflow_ui, prefect_ui: commands that show the run in a browser."""
+def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str | None) -> None:
+    """Print the results of a run to stderr. mlflow_ui, prefect_ui: commands that show the run in a browser; None for a
+    run without Prefect."""
     for table in results.tables():
         _show_table(console, table)
     for answer in results.answers[:SHOWN_ANSWERS]:
@@ -90,7 +91,8 @@ def show(results: Results, console: Console, mlflow_ui: str, prefect_ui: str) ->
         console.line(f"model:   {results.export}{registered}")
     console.line(f"report:  {results.report}")
     console.line(f"MLflow:  {mlflow_ui}")
-    console.line(f"Prefect: {prefect_ui}")
+    if prefect_ui is not None:
+        console.line(f"Prefect: {prefect_ui}")
 
 
 def _show_table(console: Console, table: ResultTable) -> None:

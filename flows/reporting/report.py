@@ -149,8 +149,10 @@ def report_of(
     overrides: Sequence[str],
     seconds: float,
     ended_by: str | None = None,
+    command: Sequence[str] | None = None,
 ) -> str:
-    """Return the report's HTML. ended_by: message of the guard that stopped the run, if any."""
+    """Return the report's HTML. ended_by: message of the guard that stopped the run, if any. command: that of the run;
+    None: `flows.run` with the overrides."""
     from components.pages.report import Evaluation, FailureRow, Report, StageRow, render
     from components.tracking.provenance import git_commit, package_versions
     from flows.reporting.lineage import origins
@@ -212,7 +214,7 @@ def report_of(
             export=str(model_folder(outcome.export)) if outcome.export else "",
             versions=package_versions(),
             git_commit=git_commit(CODE) or "",
-            command=shlex.join(["python", "-m", "flows.run", *overrides]),
+            command=shlex.join(command or ["python", "-m", "flows.run", *overrides]),
         )
     )
 

@@ -208,12 +208,14 @@ def conclude(
     release: ReleaseResult,
     *,
     seconds: float,
+    command: Sequence[str] | None = None,
 ) -> Results:
-    """Log the report and the run's totals; return the results. seconds: duration of the run so far."""
+    """Log the report and the run's totals; return the results. seconds: duration of the run so far. command: that of
+    the run; None: `flows.run` with the overrides."""
     tracker = execution.tracker
     assert tracker is not None
     evaluations = load_evaluations(execution.spec, outcome)
-    report = tracker.log_report(report_of(execution, outcome, evaluations, overrides, seconds))
+    report = tracker.log_report(report_of(execution, outcome, evaluations, overrides, seconds, command=command))
     export = str(model_folder(outcome.export)) if outcome.export else None
     results = results_of(
         execution, outcome, evaluations, tracker.run_id, release, seconds=seconds, report=report, export=export

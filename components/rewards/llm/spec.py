@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from components.errors import ResourceError, SpecError
 from components.rewards.llm.judge_model import JudgeModelSpec
-from components.specs import Spec, Target
+from components.specs import Spec, Target, validate
 from components.specs.declared import discover, union_of
 
 JUDGE_MODELS = discover("components.rewards.llm.models", JudgeModelSpec)  # type: ignore[type-abstract]
@@ -20,9 +21,59 @@ else:
     JudgeModel = union_of(JUDGE_MODELS.values())
 
 
-def several(model: JudgeModel | list[JudgeModel]) -> list[JudgeModel]:
-    """Return the models of an argument that takes one or a list."""
-    return model if isinstance(model, list) else [model]
+LISTING_SECONDS = 10.0
+"""Time limit of the question which models a server has."""
+
+
+class _Argument(Spec):
+    """An argument that takes a judge model, for messages about its data."""
+
+    judge: JudgeModel
+
+
+def judge_model(value: Any) -> JudgeModelSpec:
+    """Return the judge model that a program names: by a spec or its data, by LiteLLM's name `PROVIDER/MODEL`, or by the
+    URL of a server that has a single model. Raises SpecError, and ResourceError if the server does not answer."""
+    if isinstance(value, JudgeModelSpec):
+        return value
+    if isinstance(value, str):
+        is_url = value.startswith(("http://", "https://"))
+        value = {"name": "served", "url": value, "model": "?"} if is_url else {"name": "litellm", "model": value}
+    elif not isinstance(value, Mapping):
+        text = (
+            f"{type(value).__name__}: expected a name of LiteLLM (PROVIDER/MODEL), a URL, or the data of a judge model"
+        )
+        raise SpecError.at("judge", text)
+    spec: JudgeModelSpec = validate(_Argument, {"judge": dict(value)}).judge
+    if value.get("model") == "?":
+        return spec.model_copy(update={"model": _only_model(str(value["url"]).rstrip("/"))})
+    return spec
+
+
+def _only_model(url: str) -> str:
+    """Return the name of the only model of a server."""
+    import httpx
+
+    try:
+        reply = httpx.get(f"{url}/models", timeout=LISTING_SECONDS)
+        names = [str(model["id"]) for model in reply.raise_for_status().json()["data"]]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        text = f"judge = {url}: the server did not list its models ({error})"
+        raise ResourceError(f"{text}; start it, or name the model: {_with_model(url, 'NAME')}") from None
+    if len(names) != 1:
+        shown = ", ".join(names[:5]) or "none"
+        text = f"{url}: the server has {len(names)} models ({shown}); expected one, or {_with_model(url, 'NAME')}"
+        raise SpecError.at("judge", text)
+    return names[0]
+
+
+def _with_model(url: str, model: str) -> str:
+    return f'judge={{"name": "served", "url": "{url}", "model": "{model}"}}'
+
+
+def several(model: Any) -> list[JudgeModel]:
+    """Return the models of an argument that takes one or a list, each as `judge_model` accepts it."""
+    return [judge_model(item) for item in (model if isinstance(model, list) else [model])]
 
 
 def asked_by(target: Any) -> list[JudgeModel]:

@@ -1,0 +1,84 @@
+"""Episodes of a program of one's own, as components that stages build.
+
+The coroutines and the data of a loop in Python (`flows.loop`) exist in its process only. The specs of stages name them
+by digests of their content (`ProgramScenarios`, `play`), and the stages take them from `PROGRAM`. In another process
+the episodes cannot be played, only read from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from components.environments.protocol import Messages, Step
+from components.errors import ResourceError
+from components.trajectories.schema import Scenario
+
+
+class Program(Protocol):
+    """Episodes of one collection or evaluation."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the content of the scenarios."""
+        ...
+
+    @property
+    def scenarios(self) -> Sequence[Scenario]: ...
+
+    async def play(self, scenario: Scenario, sample: int, base_url: str, api_key: str) -> Any:
+        """Play one episode and return what a custom agent returns (`components.rollout.own_agent`)."""
+        ...
+
+
+PROGRAM: ContextVar[Program | None] = ContextVar("program", default=None)
+"""Program whose episodes the current stage plays."""
+
+
+class ProgramScenarios:
+    """Scenarios of a program. Its rollouts play them without an environment.
+
+    Args:
+        digest: Digest of the content of the scenarios.
+    """
+
+    def __init__(self, digest: str):
+        self._digest = digest
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        return _running(self._digest).scenarios
+
+    def tools(self) -> list[dict[str, Any]]:
+        return []
+
+    def reset(self, scenario: Scenario) -> Messages:
+        raise _elsewhere()
+
+    def step(self, action: dict[str, Any]) -> Step:
+        raise _elsewhere()
+
+    def close(self) -> None:
+        pass
+
+
+async def play(
+    scenario: Scenario, sample: int, base_url: str, api_key: str, *, digest: str, name: str, source: str
+) -> Any:
+    """Play an episode of a program, as `agent.function`. digest: of its scenarios. name, source: name of the rollout
+    function, and digest of its source. Raises ResourceError outside of the program."""
+    return await _running(digest).play(scenario, sample, base_url, api_key)
+
+
+def _running(digest: str) -> Program:
+    program = PROGRAM.get()
+    if program is None or program.digest != digest:
+        raise _elsewhere()
+    return program
+
+
+def _elsewhere() -> ResourceError:
+    return ResourceError(
+        "these episodes are played by a Python program (flows.loop), whose rollout function exists in its process "
+        "only; run the program again: finished stages come from the cache"
+    )

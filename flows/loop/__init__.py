@@ -1,0 +1,43 @@
+"""Loop of one's own in Python, a script or a notebook: gather rollouts, train on them, evaluate.
+
+    model = loop.TrainableModel("support-agent", base="smollm2_135m", root="runs")
+    groups = await loop.gather(loop.group(rollout(model, scenario) for _ in range(8)) for scenario in scenarios)
+    await model.train(groups, algorithm="grpo", learning_rate=1e-4)
+    await model.evaluate(rollout, heldout)
+
+Each call is a stage of the project, cached by the content of its inputs: a program that is killed and started again
+resumes where it was.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from components.specs import Target
+from flows.loop.collection import planned
+from flows.loop.groups import Group, Groups, Trajectory, group
+from flows.loop.judging import ruler, ruler_score, ruler_score_async
+from flows.loop.model import Evaluation, TrainableModel
+
+__all__ = [
+    "Evaluation",
+    "Group",
+    "Groups",
+    "TrainableModel",
+    "Trajectory",
+    "gather",
+    "group",
+    "ruler",
+    "ruler_score",
+    "ruler_score_async",
+]
+
+
+async def gather(groups: Iterable[Any], after_each: Target | None = None, max_failures: float | None = None) -> Groups:
+    """Play the rollouts of all groups at the same time, score them, and return the groups of trajectories.
+
+    after_each: reward of each group, such as `ruler("openai/o3")`; None: what the rollout returned. max_failures: share
+    of rollouts (below 1) or number that may fail; None: `collect.max_failures`. Raises TooManyFailures above it,
+    JudgeError if no episode could be scored, and SpecError for groups that cannot be played."""
+    listed = [members if isinstance(members, Group) else group(members) for members in groups]
+    model = planned(None, listed, max_failures).model
+    return await model.gather(listed, after_each, max_failures)
