@@ -86,6 +86,7 @@ class OwnAgent:
             raise SpecError([Problem("agent.function", text)])
         self._names = [parameter.name for parameter in parameters if parameter.name in RUNTIME_ARGUMENTS]
         self.needs_environment = "environment" in self._names
+        self._must_call = getattr(_plain(function), "must_call", False)
         self._function = function
         self._url = url
         self._engines = engines
@@ -116,7 +117,7 @@ class OwnAgent:
         if isinstance(returned, float):
             outcome = {"reward": returned}
         histories = capture.histories or (reported.histories if reported else [])
-        if not histories and failure is None and not capture.calls and capture.limit is None:
+        if self._must_call and not histories and failure is None and not capture.calls and capture.limit is None:
             failure = Failure(AgentError.boundary, AgentError.__name__, NO_CALL)
         histories = histories or [History([])]
         return replace(

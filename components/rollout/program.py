@@ -16,7 +16,7 @@ from components.errors import ResourceError
 from components.trajectories.schema import Scenario
 
 
-class Program(Protocol):
+class RolloutProgram(Protocol):
     """Episodes of one collection or evaluation."""
 
     @property
@@ -32,7 +32,7 @@ class Program(Protocol):
         ...
 
 
-PROGRAM: ContextVar[Program | None] = ContextVar("program", default=None)
+PROGRAM: ContextVar[RolloutProgram | None] = ContextVar("program", default=None)
 """Program whose episodes the current stage plays."""
 
 
@@ -70,7 +70,10 @@ async def play(
     return await _running(digest).play(scenario, sample, base_url, api_key)
 
 
-def _running(digest: str) -> Program:
+play.must_call = True  # type: ignore[attr-defined]  # without a call of the policy an episode has failed
+
+
+def _running(digest: str) -> RolloutProgram:
     program = PROGRAM.get()
     if program is None or program.digest != digest:
         raise _elsewhere()

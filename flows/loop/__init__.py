@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from components.specs import Target
-from flows.loop.collection import planned
-from flows.loop.groups import Group, Groups, Trajectory, group
+from flows.loop import collection
+from flows.loop.groups import GatheredGroups, RolloutGroup, Transcript, group
 from flows.loop.judging import ruler, ruler_score, ruler_score_async
-from flows.loop.model import Evaluation, TrainableModel
+from flows.loop.model import PolicyEvaluation, TrainableModel
 
 __all__ = [
-    "Evaluation",
-    "Group",
-    "Groups",
+    "GatheredGroups",
+    "PolicyEvaluation",
+    "RolloutGroup",
     "TrainableModel",
-    "Trajectory",
+    "Transcript",
     "gather",
     "group",
     "ruler",
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 
-async def gather(groups: Iterable[Any], after_each: Target | None = None, max_failures: float | None = None) -> Groups:
+async def gather(
+    groups: Iterable[Any], after_each: Target | None = None, max_failures: float | None = None
+) -> GatheredGroups:
     """Play the rollouts of all groups at the same time, score them, and return the groups of trajectories.
 
     after_each: reward of each group, such as `ruler("openai/o3")`; None: what the rollout returned. max_failures: share
     of rollouts (below 1) or number that may fail; None: `collect.max_failures`. Raises TooManyFailures above it,
     JudgeError if no episode could be scored, and SpecError for groups that cannot be played."""
-    listed = [members if isinstance(members, Group) else group(members) for members in groups]
-    model = planned(None, listed, max_failures).model
-    return await model.gather(listed, after_each, max_failures)
+    return await collection.gather(groups, after_each, max_failures)

@@ -20,40 +20,28 @@ from components.artifacts import Artifact
 from components.artifacts.keys import json_digest
 from components.errors import SpecError
 from components.evaluation.spec import EvaluateSpec
-from components.rollout.spec import OwnAgentTarget
 from components.specs import Target, validate
 from components.trajectories import schema
 from components.trajectories.groups import separate
 from components.trajectories.schema import Scenario
 from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
-from flows.loop.groups import Call, Group, Groups, Trajectory, digest_of, group
+from flows.loop.groups import Call, GatheredGroups, RolloutGroup, Transcript, digest_of, group
+from flows.loop.policy import EPISODE, EpisodeEndpoint, LoopPolicy, with_program
 from flows.stages.base import Request
 
 if TYPE_CHECKING:
     from components.trajectories.chat import ChatFormat
-    from flows.loop.model import TrainableModel
 
 logger = logging.getLogger(__name__)
 
 
-def with_program(
-    spec: ExperimentSpec, digest: str = "", name: str = "", source: str = "", **changes: Any
-) -> ExperimentSpec:
-    """Return the spec with the scenarios and the rollout of a program. changes: other sections of the experiment."""
-    names = {"digest": digest, "name": name, "source": source}
-    scenarios = Target.model_validate({"_target_": "components.rollout.program.ProgramScenarios", "digest": digest})
-    function = OwnAgentTarget.model_validate({"_target_": "components.rollout.program.play", **names})
-    agent = spec.agent.model_copy(update={"function": function})
-    return spec.model_copy(update={"environment": scenarios, "agent": agent, **changes})
-
-
 @dataclass
 class Planned:
-    """Calls of a rollout that one stage plays, as `components.rollout.program.Program`."""
+    """Calls of a rollout that one stage plays, as `components.rollout.program.RolloutProgram`."""
 
-    model: TrainableModel
-    members: dict[str, Group]
+    model: LoopPolicy
+    members: dict[str, RolloutGroup]
     """Calls by the id of their scenario, in the order of the program."""
     scenarios: Sequence[Scenario]
     max_failures: float | None
@@ -73,12 +61,10 @@ class Planned:
         return await asyncio.wrap_future(future)
 
     async def _play(self, call: Call, base_url: str, api_key: str) -> Any:
-        from flows.loop.model import EPISODE, Episode
-
-        EPISODE.set(Episode(base_url, api_key))
+        EPISODE.set(EpisodeEndpoint(base_url, api_key))
         return outcome_of(await call.coroutine)
 
-    async def gather(self, number: int, after_each: Target | None) -> Groups:
+    async def gather(self, number: int, after_each: Target | None) -> GatheredGroups:
         """Collect the episodes and judge them. number: of the collection among those of this policy, from 0."""
         model = self.model
         collect = model.spec.collect.model_copy(
@@ -90,7 +76,7 @@ class Planned:
         step = model.step + 1
         name = f"{step}.{number}" if number else f"{step}"
 
-        def work() -> Groups:
+        def work() -> GatheredGroups:
             request = requests.collect(model.checkpoint, number + 1)
             collected = model.run.stage(f"collect[{name}]", step, request)
             scores = model.run.stage(f"judge[{name}]", step, requests.judge(collected, model.checkpoint))
@@ -114,12 +100,21 @@ class Planned:
                 call.coroutine.close()
 
 
+async def gather(
+    groups: Iterable[Any], after_each: Target | None, max_failures: float | None, model: LoopPolicy | None = None
+) -> GatheredGroups:
+    """Return the played groups (`flows.loop.gather`). model: None takes that of the calls."""
+    calls = planned(model, groups, max_failures)
+    number, calls.model.gathered = calls.model.gathered, calls.model.gathered + 1
+    return await calls.gather(number, after_each)
+
+
 def planned(
-    model: TrainableModel | None, groups: Iterable[Any], max_failures: float | None, *, heldout: bool = False
+    model: LoopPolicy | None, groups: Iterable[Any], max_failures: float | None, *, heldout: bool = False
 ) -> Planned:
     """Return the calls of groups as one collection. model: None takes that of the calls. Raises SpecError for groups of
     different sizes or functions, and for calls without a model."""
-    listed = [members if isinstance(members, Group) else group(members) for members in groups]
+    listed = [members if isinstance(members, RolloutGroup) else group(members) for members in groups]
     calls = [call for members in listed for call in members]
     if not calls:
         raise SpecError.at("loop.gather", "no groups; expected at least one")
@@ -127,7 +122,7 @@ def planned(
         text = "a group of trajectories has been played already; pass it to model.train, or to loop.ruler_score"
         raise SpecError.at("loop.gather", text)
     try:
-        models = {id(found): found for call in calls if (found := model or call.model) is not None}
+        models = {id(policy): policy for call in calls if (policy := model or call.model) is not None}
         if len(models) != 1:
             text = f"{len(models)} models among the arguments of {calls[0].name}; expected one TrainableModel"
             raise SpecError.at("loop.gather", f"{text}, as in rollout(model, scenario)")
@@ -145,7 +140,7 @@ def planned(
         raise
 
 
-def _check(groups: Sequence[Group]) -> None:
+def _check(groups: Sequence[RolloutGroup]) -> None:
     sizes = Counter(map(len, groups))
     if len(sizes) > 1:
         text = " and ".join(f"{count} of {size}" for size, count in sorted(sizes.items()))
@@ -160,15 +155,15 @@ def _check(groups: Sequence[Group]) -> None:
         )
 
 
-def _scenarios(groups: Sequence[Group], split: str) -> list[Scenario]:
+def _scenarios(groups: Sequence[RolloutGroup], split: str) -> list[Scenario]:
     """Return the scenario of each group, with unique ids: a repeated one gets its number."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     scenarios = []
     for members in groups:
         scenario = members[0].scenario(split)
-        seen[scenario.id] += 1
-        if seen[scenario.id] > 1:
-            scenario = replace(scenario, id=f"{scenario.id}#{seen[scenario.id]}")
+        counts[scenario.id] += 1
+        if counts[scenario.id] > 1:
+            scenario = replace(scenario, id=f"{scenario.id}#{counts[scenario.id]}")
         scenarios.append(scenario)
     return scenarios
 
@@ -177,7 +172,7 @@ def outcome_of(returned: Any) -> Any:
     """Return what a rollout returned as what a custom agent returns. A success without a reward is the reward."""
     if isinstance(returned, bool):
         return {"success": returned, "reward": float(returned)}
-    if isinstance(returned, Trajectory):
+    if isinstance(returned, Transcript):
         return returned.episode()
     if hasattr(returned, "messages_and_choices"):  # of ART
         return _of_art(returned).episode()
@@ -186,61 +181,61 @@ def outcome_of(returned: Any) -> Any:
     return returned
 
 
-def _of_art(trajectory: Any) -> Trajectory:
+def _of_art(trajectory: Any) -> Transcript:
     """Return a trajectory of ART, whose answers are messages or OpenAI's choices."""
     parts = trajectory.messages_and_choices
     messages = [part if isinstance(part, dict) else part.message.model_dump(exclude_none=True) for part in parts]
     metrics = {name: float(value) for name, value in trajectory.metrics.items()}
     success = metrics.get("success")
-    return Trajectory(
+    return Transcript(
         messages, trajectory.reward, trajectory.tools or [], None if success is None else success > 0, metrics
     )
 
 
-def _read(collected: Artifact, scores: Artifact, order: Sequence[str]) -> Groups:
+def _read(collected: Artifact, scores: Artifact, order: Sequence[str]) -> GatheredGroups:
     """Return the episodes with their rewards, in the order of the program's groups."""
     from components.trajectories.store import load_scored
 
-    groups: dict[str, Group] = {name: Group() for name in order}
+    groups: dict[str, RolloutGroup] = {name: RolloutGroup() for name in order}
     for episode in load_scored(collected.path / "trajectories.parquet", scores.path / "scores.parquet", None):
         groups[episode.group].append(episode)
     policy = collected.inputs.get("policy", "")
-    return Groups(list(groups.values()), collected, scores, policy)
+    return GatheredGroups(list(groups.values()), collected, scores, policy)
 
 
-def own_groups(groups: Iterable[Iterable[Any]]) -> list[Group]:
+def own_groups(groups: Iterable[Iterable[Any]]) -> list[RolloutGroup]:
     """Return groups of trajectories of one's own, each in a group of its own with unique ids. Raises SpecError without
     trajectories, or without rewards."""
-    result: list[Group] = []
+    result: list[RolloutGroup] = []
     for number, members in enumerate(groups):
         episodes = []
         for sample, member in enumerate(members):
             if isinstance(member, Call):
                 raise SpecError.at("model.train", "a group that was not played; await loop.gather(...) first")
             scenario = Scenario(f"own-{number}", {}, "train")
-            episode = member.episode(scenario, sample) if isinstance(member, Trajectory) else member
+            episode = member.episode(scenario, sample) if isinstance(member, Transcript) else member
             if not isinstance(episode, schema.Trajectory):
                 kind = type(episode).__name__
                 raise SpecError.at(
-                    "model.train", f"{kind} in a group; expected trajectories of gather, or loop.Trajectory"
+                    "model.train", f"{kind} in a group; expected trajectories of gather, or loop.Transcript"
                 )
             episodes.append(separate(replace(episode, sample=sample), f"@{number}"))
         if episodes:
-            result.append(Group(episodes))
+            result.append(RolloutGroup(episodes))
     if not result:
-        raise SpecError.at("model.train", "no trajectories; expected the groups of loop.gather, or of loop.Trajectory")
+        raise SpecError.at("model.train", "no trajectories; expected the groups of loop.gather, or of loop.Transcript")
     if all(episode.reward is None for members in result for episode in members):
         raise SpecError.at("model.train", "no trajectory has a reward; set trajectory.reward, or use loop.ruler_score")
     return result
 
 
 def artifacts_of(
-    model: TrainableModel, groups: Groups | list[Group], number: int, *, exact: bool
+    model: LoopPolicy, groups: GatheredGroups | list[RolloutGroup], number: int, *, exact: bool
 ) -> tuple[Artifact, Artifact]:
     """Return the trajectories and the scores that a training reads. exact: the algorithm needs token ids, so
     conversations of messages only are tokenized. Called in the thread of the stages."""
     written = [episode for members in groups for episode in members if exact and _without_tokens(episode)]
-    if isinstance(groups, Groups) and not written:
+    if isinstance(groups, GatheredGroups) and not written:
         return groups.trajectories, groups.scores
     episodes = [episode for members in groups for episode in members]
     if written:
@@ -260,7 +255,7 @@ def _without_tokens(episode: schema.Trajectory) -> bool:
     return episode.failure is None and bool(histories) and not any(history.token_ids for history in histories)
 
 
-def _chat(model: TrainableModel) -> ChatFormat:
+def _chat(model: LoopPolicy) -> ChatFormat:
     from components.models.weights import load_tokenizer, prepare
     from components.trajectories.chat import ChatFormat
 
@@ -281,7 +276,7 @@ def _tokenized(episode: schema.Trajectory, chat: ChatFormat) -> schema.Trajector
     return replace(episode, histories=histories)
 
 
-def _store(model: TrainableModel, episodes: list[schema.Trajectory], number: int) -> tuple[Artifact, Artifact]:
+def _store(model: LoopPolicy, episodes: list[schema.Trajectory], number: int) -> tuple[Artifact, Artifact]:
     """Store trajectories of one's own as the stages `collect` and `judge`; their key is their content."""
     from components.trajectories.store import write_trajectories
     from flows.stages.episodes import figures, write_times

@@ -1,4 +1,4 @@
-"""Groups of a loop: rollouts that are about to be played, and the episodes that they became.
+"""GatheredGroups of a loop: rollouts that are about to be played, and the episodes that they became.
 
 `group` takes coroutines of a rollout function that have not begun. Their function, with its source, and their arguments
 identify the episodes (`flows.loop.source`); a coroutine whose episode is in the store is closed without running.
@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.artifacts import Artifact
 from components.artifacts.keys import json_digest
@@ -20,16 +20,14 @@ from components.errors import SpecError
 from components.trajectories import schema
 from components.trajectories.groups import ASIDE
 from components.trajectories.parts import IMPORTED
-from flows.loop.source import argument, content, source_of
-
-if TYPE_CHECKING:
-    from flows.loop.model import TrainableModel
+from flows.loop.policy import LoopPolicy
+from flows.loop.source import argument, content, global_names, source_of
 
 _STARTED = {inspect.CORO_RUNNING: "is running", inspect.CORO_SUSPENDED: "has begun", inspect.CORO_CLOSED: "has ended"}
 
 
 @dataclass
-class Trajectory:
+class Transcript:
     """Episode of one's own, as messages.
 
     Returned by a rollout whose calls were captured, its messages are ignored: the captured tokens are exact. Otherwise
@@ -48,7 +46,7 @@ class Trajectory:
         try:
             messages, tools = (read_messages(self.messages) if self.messages else []), read_tools(self.tools)
         except RowProblem as error:
-            raise SpecError.at("Trajectory", f"{error}") from None
+            raise SpecError.at("Transcript", f"{error}") from None
         if scenario is None:
             scenario = schema.Scenario(json_digest(content(self.messages))[:12], {}, "train")
         outcome = {name: value for name in ("reward", "success") if (value := getattr(self, name)) is not None}
@@ -71,14 +69,12 @@ class Call:
     """Content of the arguments by name, without the model."""
     source: str
     """Digest of the source of the function."""
-    model: TrainableModel | None
+    model: LoopPolicy | None
     """Model among the arguments and the variables of the function."""
 
     @classmethod
     def of(cls, coroutine: Any, sources: dict[CodeType, str]) -> Call:
         """Return the call of a coroutine. sources: digests of functions that were read before. Raises SpecError."""
-        from flows.loop.model import TrainableModel
-
         if not inspect.iscoroutine(coroutine):
             hint = "expected coroutines, loop.group(rollout(model, scenario) for _ in range(8)), or trajectories"
             raise SpecError.at("loop.group", f"{type(coroutine).__name__}: {hint}")
@@ -90,13 +86,13 @@ class Call:
         assert frame is not None  # of a coroutine that has not begun
         values = frame.f_locals
         free = {variable: values[variable] for variable in code.co_freevars if variable in values}
-        given = {variable: value for variable, value in values.items() if variable not in free}
-        names = [value for variable in code.co_names if (value := frame.f_globals.get(variable)) is not None]
-        models = [value for value in [*_flat(given), *free.values(), *names] if isinstance(value, TrainableModel)]
+        parameters = {variable: value for variable, value in values.items() if variable not in free}
+        names = [frame.f_globals[variable] for variable in global_names(code) if variable in frame.f_globals]
+        models = [value for value in [*_flat(parameters), *free.values(), *names] if isinstance(value, LoopPolicy)]
         if code not in sources:
             sources[code] = source_of(code, frame.f_globals, free)
-        data = {variable: _without_model(value) for variable, value in given.items()}
-        data = {variable: value for variable, value in data.items() if not isinstance(value, TrainableModel)}
+        data = {variable: _without_model(value) for variable, value in parameters.items()}
+        data = {variable: value for variable, value in data.items() if not isinstance(value, LoopPolicy)}
         arguments = {variable: argument(name, variable, value) for variable, value in data.items()}
         return cls(coroutine, name, arguments, sources[code], models[0] if models else None)
 
@@ -123,16 +119,14 @@ def _flat(values: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _without_model(value: Any) -> Any:
-    from flows.loop.model import TrainableModel
-
     if isinstance(value, tuple):
-        return tuple(item for item in value if not isinstance(item, TrainableModel))
+        return tuple(item for item in value if not isinstance(item, LoopPolicy))
     if isinstance(value, dict):
-        return {name: item for name, item in value.items() if not isinstance(item, TrainableModel)}
+        return {name: item for name, item in value.items() if not isinstance(item, LoopPolicy)}
     return value
 
 
-class Group(list[Any]):
+class RolloutGroup(list[Any]):
     """Members of a group: calls of a rollout before `gather`, and trajectories with their rewards after it."""
 
     @property
@@ -145,24 +139,24 @@ class Group(list[Any]):
         return [trajectory.failure for trajectory in self if trajectory.failure is not None]
 
 
-def group(members: Iterable[Any]) -> Group:
+def group(members: Iterable[Any]) -> RolloutGroup:
     """Return a group: the attempts at one task, which are compared with each other.
 
-    members: coroutines of a rollout function that have not begun, or trajectories (`loop.Trajectory`, or those of a
+    members: coroutines of a rollout function that have not begun, or trajectories (`loop.Transcript`, or those of a
     group of `gather`). Raises SpecError for anything else, and for an empty group."""
     sources: dict[CodeType, str] = {}
     listed = [
-        member if isinstance(member, Trajectory | schema.Trajectory) else Call.of(member, sources) for member in members
+        member if isinstance(member, Transcript | schema.Trajectory) else Call.of(member, sources) for member in members
     ]
     if not listed:
         raise SpecError.at("loop.group", "no members; expected at least one, such as rollout(model, scenario)")
-    return Group(listed)
+    return RolloutGroup(listed)
 
 
-class Groups(Sequence[Group]):
-    """Groups that `gather` returned, with their artifacts."""
+class GatheredGroups(Sequence[RolloutGroup]):
+    """GatheredGroups that `gather` returned, with their artifacts."""
 
-    def __init__(self, groups: Sequence[Group], trajectories: Artifact, scores: Artifact, policy: str):
+    def __init__(self, groups: Sequence[RolloutGroup], trajectories: Artifact, scores: Artifact, policy: str):
         self._groups = list(groups)
         self._digest = digest_of(groups)
         self.trajectories = trajectories

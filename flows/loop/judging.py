@@ -12,7 +12,7 @@ from components.errors import JudgeError, SpecError
 from components.rewards.llm.spec import judge_model
 from components.specs import Target
 from components.trajectories import schema
-from flows.loop.groups import Call, Group, Trajectory
+from flows.loop.groups import Call, RolloutGroup, Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def ruler(judge: Any, *, rubric: str | None = None) -> Target:
     return Target.model_validate({"_target_": "components.rewards.judges.ruler.Ruler", **arguments})
 
 
-def ruler_score(group: Iterable[Any], judge: Any, *, rubric: str | None = None) -> Group:
+def ruler_score(group: Iterable[Any], judge: Any, *, rubric: str | None = None) -> RolloutGroup:
     """Return the group with the relative scores of a judge as rewards. The reward of before is kept as the metric
     `independent_reward`; a failed trajectory has no reward. judge, rubric: as of `ruler`.
 
@@ -58,25 +58,25 @@ def ruler_score(group: Iterable[Any], judge: Any, *, rubric: str | None = None) 
         raise JudgeError(
             f"{model.label} scored none of the {len(members)} trajectories: {reasons[0] if reasons else ''}"
         )
-    return Group(_rewarded(*pair) for pair in zip(members, scores, strict=True))
+    return RolloutGroup(_rewarded(*pair) for pair in zip(members, scores, strict=True))
 
 
-async def ruler_score_async(group: Iterable[Any], judge: Any, *, rubric: str | None = None) -> Group:
+async def ruler_score_async(group: Iterable[Any], judge: Any, *, rubric: str | None = None) -> RolloutGroup:
     """Return `ruler_score` of a group, without blocking the event loop."""
     members = list(group)
-    scored: Group = await in_thread(lambda: ruler_score(members, judge, rubric=rubric))
+    scored: RolloutGroup = await in_thread(lambda: ruler_score(members, judge, rubric=rubric))
     return scored
 
 
 def _episode(member: Any, number: int) -> schema.Trajectory:
     """Return a member as an episode of one scenario: a judge compares attempts at one task."""
-    if isinstance(member, Call) or not isinstance(member, Trajectory | schema.Trajectory):
+    if isinstance(member, Call) or not isinstance(member, Transcript | schema.Trajectory):
         kind = "a rollout that was not played" if isinstance(member, Call) else type(member).__name__
         raise SpecError.at(
-            "loop.ruler_score", f"{kind}; expected trajectories: those of loop.gather, or loop.Trajectory"
+            "loop.ruler_score", f"{kind}; expected trajectories: those of loop.gather, or loop.Transcript"
         )
     scenario = schema.Scenario("group", {}, "train")
-    episode = member.episode(scenario, number) if isinstance(member, Trajectory) else member
+    episode = member.episode(scenario, number) if isinstance(member, Transcript) else member
     return replace(episode, id=f"group/{number}", scenario=scenario, sample=number)
 
 

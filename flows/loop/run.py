@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from components.artifacts import Artifact
-from components.rollout.program import PROGRAM, Program
+from components.rollout.program import PROGRAM, RolloutProgram
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.spec import ExperimentSpec
 from flows.history.records import Records, RunRecord, recording
@@ -50,9 +50,11 @@ class LoopRun:
         self._execution: Execution | None = None
         self._evaluated: tuple[int, Request] | None = None
         """Step and request of the last evaluation."""
+        self._requests: dict[str, Request] = {}
+        """Requests of evaluations by name."""
         self._started = 0.0
 
-    async def do(self, work: Callable[[], T], program: Program | None = None) -> T:
+    async def do(self, work: Callable[[], T], program: RolloutProgram | None = None) -> T:
         """Return the result of `work`, called in the thread of the stages. program: the episodes that it plays. If the
         caller is cancelled, as by Ctrl-C, the work is interrupted, and can be resumed."""
         context = contextvars.copy_context()
@@ -118,13 +120,18 @@ class LoopRun:
         round_teller(execution)(number, artifacts)
 
     def evaluate(self, name: str | None, step: int, request: Request) -> Artifact:
-        """Evaluate the current policy. name: of an evaluation on scenarios of its own; None: the main one."""
-        outcome = self.outcome
-        label = name or ("start" if not step else str(step))
+        """Evaluate the current policy. name: of an evaluation on scenarios of its own; None: the first one of a policy
+        is the main one, and further ones are named by their number."""
+        outcome, first = self.outcome, str(step or "start")
+        names = [
+            first if name is None else f"{name} {step}",
+            *(f"{name or first}.{number}" for number in range(2, 1000)),
+        ]
+        label = next(label for label in names if self._requests.setdefault(label, request) == request)
         evaluation = self.stage(f"evaluate[{label}]", step, request)
-        if name is not None or not step:
+        if label != first or not step:
             outcome.evaluations[label] = evaluation
-        if name is None:
+        if label == first:
             outcome.measured = [measured for measured in outcome.measured if measured.step != step]
             outcome.measured.append(EvaluatedPolicy(step, outcome.checkpoint, evaluation))
             self._evaluated = (step, request)
@@ -141,6 +148,7 @@ class LoopRun:
             return None
         with services:
             result = self._conclude(execution)
+        self._requests = {}
         self.outcome, self._evaluated = RunOutcome(checkpoint=self.outcome.checkpoint, step=self.outcome.step), None
         return result
 

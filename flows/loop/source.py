@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import dis
 import hashlib
 import inspect
 import math
@@ -100,7 +101,7 @@ class _Reader:
         if name in self.parts:
             return
         self.parts[name] = _digest(_text(code))
-        for other in sorted(set(_names(code)) & set(names)):
+        for other in sorted(set(global_names(code)) & set(names)):
             self._add(f"{module}.{other}", names[other])
         for other, value in sorted(free.items()):
             self._add(f"{name}.{other}", value)
@@ -152,12 +153,12 @@ def _free(function: Any) -> dict[str, Any]:
     return values
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function may look up in its module, those of functions within it included."""
-    yield from code.co_names
+def global_names(code: CodeType) -> Iterator[str]:
+    """Yield the global names that a function reads, those of functions within it included."""
+    yield from (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from global_names(constant)
 
 
 def _text(part: CodeType | type) -> str:

@@ -181,10 +181,10 @@ async def _misused(root):
             lambda: loop.gather([group([unused(model, 1)]), group([rollout(model, SCENARIOS[0])])])
         ),
         "outside": await fails(lambda: model.api_key),
-        "algorithm": await fails(lambda: model.train([[loop.Trajectory(reward=1.0)]], algorithm="grpoo")),
-        "setting": await fails(lambda: model.train([[loop.Trajectory(reward=1.0)]], learning_rat=1)),
-        "one member": await fails(lambda: model.train([[loop.Trajectory(reward=1.0)]])),
-        "no reward": await fails(lambda: model.train([[loop.Trajectory()]])),
+        "algorithm": await fails(lambda: model.train([[loop.Transcript(reward=1.0)]], algorithm="grpoo")),
+        "setting": await fails(lambda: model.train([[loop.Transcript(reward=1.0)]], learning_rat=1)),
+        "one member": await fails(lambda: model.train([[loop.Transcript(reward=1.0)]])),
+        "no reward": await fails(lambda: model.train([[loop.Transcript()]])),
         "not played": await fails(lambda: model.train([group([unused(model, 1)])])),
         "samples": await fails(lambda: model.evaluate(unused, SCENARIOS, samples=2)),
     }
@@ -221,8 +221,8 @@ def test_a_rollout_that_calls_nothing_is_a_failed_episode(tmp_path):
         asyncio.run(collected())
 
 
-def talk(answer: str, reward: float | None = None) -> loop.Trajectory:
-    return loop.Trajectory([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}], reward)
+def talk(answer: str, reward: float | None = None) -> loop.Transcript:
+    return loop.Transcript([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}], reward)
 
 
 def test_messages_alone_are_tokenized_once_with_a_warning(tmp_path, caplog):

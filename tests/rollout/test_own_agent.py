@@ -656,7 +656,7 @@ def test_it_may_play_in_an_environment_of_its_own():
 
 
 def test_an_argument_that_nobody_has_is_named():
-    with pytest.raises(SpecError, match=r"agent\.function.*browser.*expected some of scenario, client"):
+    with pytest.raises(SpecError, match=r"agent\.function.*browser.*expected some of scenario, sample, client"):
         OwnAgent(lambda scenario, browser: None, "http://there", {})
 
 
