@@ -44,6 +44,7 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
     from components.algorithms.loop.resume import UnfinishedTraining
     from components.algorithms.policy import pack_size
 
+    _refuse_unsharded(algorithm, request)
     policy, trajectories, too_long = _policy_and_trajectories(algorithm, request)
     critic = _prepared_critic(algorithm, policy, request)
     algorithm = pack_size.resolve(algorithm, policy, request)
@@ -154,7 +155,7 @@ def _policy(request: PolicyTrainingRequest) -> Policy:
     policy: Policy | None = warm.pop(key, None) if warm is not None else None
     if policy is None or start is None:
         policy = None  # free the old policy before the new one is loaded
-        policy = Policy(request.base_dir, model, request.seed)
+        policy = Policy(request.base_dir, model, request.seed, request.strategy)
     if warm is not None:
         warm[key] = policy
     if start is not None:
@@ -162,16 +163,19 @@ def _policy(request: PolicyTrainingRequest) -> Policy:
     return policy
 
 
-def _prepared_critic(algorithm: AlgorithmSpec, policy: Policy, request: PolicyTrainingRequest) -> TrainedModule | None:
-    """Shard the policy, set its reference and its penalty, and return a new critic if the algorithm has one."""
+def _refuse_unsharded(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> None:
+    """Raise ResourceError for parts of a training of all weights that cannot be sharded."""
     anchor, strategy = request.anchor, request.strategy
-    if strategy != "ddp":
-        if policy.adapter is None and (anchor is not None or algorithm.has_critic):
-            raise ResourceError(
-                f"strategy {strategy}: {'ewc' if anchor is not None else algorithm.name} with model.lora=null cannot "
-                "be sharded; expected strategy ddp, or model.lora with a rank"
-            )
-        policy.shard(strategy)
+    if strategy != "ddp" and request.model.lora is None and (anchor is not None or algorithm.has_critic):
+        raise ResourceError(
+            f"strategy {strategy}: {'ewc' if anchor is not None else algorithm.name} with model.lora=null cannot "
+            "be sharded; expected strategy ddp, or model.lora with a rank"
+        )
+
+
+def _prepared_critic(algorithm: AlgorithmSpec, policy: Policy, request: PolicyTrainingRequest) -> TrainedModule | None:
+    """Set the policy's reference and its penalty, and return a new critic if the algorithm has one."""
+    anchor = request.anchor
     policy.checkpoint_layers(algorithm.gradient_checkpointing)
     policy.use_reference(policy.folder(request.reference) if request.reference else None)
     critic = algorithm.critic(policy)

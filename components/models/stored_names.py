@@ -7,7 +7,7 @@ weights of a model without memory.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,16 +71,45 @@ def _conversions(model: Any, stored: Set[str]) -> list[Any]:
 def to_parameters(base_dir: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors of a model's files as parameters of the loaded model. All tensors that a parameter is joined from
     must be there. Raises ArtifactError for a tensor that the model does not have."""
+    model = skeleton(base_dir)
+    if tensors.keys() <= dict(model.named_parameters(remove_duplicate=False)).keys():
+        return tensors
+    return from_files(base_dir, model, tensors)
+
+
+def from_files(base_dir: Path, model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the same, and persistent buffers, in the dtypes of a model on `meta`, which stays there. Raises
+    ArtifactError for a tensor that the model does not have."""
+    import torch
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
 
-    model = skeleton(base_dir)
-    if tensors.keys() <= dict(model.named_parameters(remove_duplicate=False)).keys():
-        return tensors
     conversion = LoadStateDictConfig(weight_mapping=get_model_conversion_mapping(model))
     info, _ = convert_and_load_state_dict_in_model(model, dict(tensors), conversion)
     if unknown := sorted(info.unexpected_keys):
         raise ArtifactError(f"the model in {base_dir} has no weights {unknown[:3]}, which were changed")
-    loaded = model.named_parameters(remove_duplicate=False)
-    return {name: parameter.detach() for name, parameter in loaded if not parameter.is_meta}
+    loaded = {}
+    for prefix, module in model.named_modules():
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                if tensor is not None and not tensor.is_meta:
+                    loaded[f"{prefix}.{name}".removeprefix(".")] = tensor.detach()
+                    empty = tensor.detach().to("meta")
+                    own[name] = torch.nn.Parameter(empty) if isinstance(tensor, torch.nn.Parameter) else empty
+    return loaded
+
+
+def renamed(model: Any, stored: Iterable[str]) -> dict[str, str]:
+    """Return the parameter or buffer of a model that each tensor of its files becomes: the first one of several."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    mapping, own, names = get_model_conversion_mapping(model), model.state_dict(), {}
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    for name in sorted(stored, key=dot_natural_key):
+        names[name], _ = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        if names[name] not in own and name in own:
+            names[name], _ = rename_source_key(name, [], [], model.base_model_prefix, own)
+    return names

@@ -10,8 +10,9 @@ State follows from the numbers of parameters: P weights, of which T are trained,
 
 Activations are those of one pack: a layer keeps its outputs and those of its linear modules until the backward pass;
 with gradient checkpointing, one layer does, and the others keep their input. Adapters in half precision keep their
-inputs in float32 as well. Attention is counted without its mask. Each process loads all weights before it shards them
-(`loading`). Kernels, the allocator's fragments and communication take more: `USABLE`.
+inputs in float32 as well. Attention is counted without its mask. A replicated model is loaded as a whole, a sharded one
+a layer at a time (`models.streamed`), and the probe of the model computes in float32 (`loading`). Kernels, the
+allocator's fragments and communication take more: `USABLE`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from components.models.spec import ModelSpec
 USABLE = 0.8
 """Share of a device's memory that an estimate may fill."""
 LOADABLE = 0.95
-"""Share of a device's memory that the weights may fill before they are sharded."""
+"""Share of a device's memory that may be filled while the weights are read."""
 LOGIT_ROWS = 512
 """Positions whose logits are in memory at a time (`policy.LOGIT_ROWS`)."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
@@ -82,10 +83,10 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Memory of a training on each device, in bytes."""
+    """Memory of a training for each process, in bytes: on its device, but for `host`."""
 
     loading: float
-    """All weights before they are sharded, and the float32 copy of some for the probe of the model (`widening`)."""
+    """Weights while they are read, with those that the probe of the model has in float32."""
     weights: float
     gradients: float
     optimizer: float
@@ -94,6 +95,9 @@ class TrainingMemory:
     """Second copy of the weights, for the reference of full fine-tuning."""
     gathered: float
     activations: float
+    host: float
+    """Memory of the host, beside the device: weights while they are read, or the checkpoint in the process that writes
+    it."""
 
     @property
     def total(self) -> float:
@@ -132,14 +136,22 @@ def training_memory(
         layer += 4 * size.layer_inputs if bytes_ < 4 else 0
     stored_values = layer + bytes_ * size.layers * size.hidden if checkpointing else size.layers * layer
     logits = 4 * 4 * min(LOGIT_ROWS, pack_tokens) * size.vocabulary
+    probe = 4 * (outside + size.layer)
+    loading = stored * size.parameters + (probe if bytes_ < 4 else 0)
+    read = stored * size.parameters
+    if sharded:
+        loading = max(probe, weights + (4 if model.lora is None else bytes_) * outside)
+        read = 2 * bytes_ * max(outside, size.layer)
+    saved = (bytes_ + 8 + (4 if bytes_ < 4 else 0)) * trained
     return TrainingMemory(
-        loading=stored * size.parameters + (4 * (outside + size.layer) if bytes_ < 4 else 0),
+        loading=loading,
         weights=weights,
         gradients=4 * trained / trained_shards,
         optimizer=8 * trained / trained_shards + masters,
         reference=weights if reference and model.lora is None else 0,
         gathered=bytes_ * gathered,
         activations=pack_tokens * stored_values + logits,
+        host=max(read, saved),
     )
 
 

@@ -128,5 +128,5 @@ def _check_sharding(spec: ExperimentSpec, base_dir: Path) -> None:
             from components.algorithms.policy import sharded
             from components.models.stored_names import skeleton
 
-            sharded.check(skeleton(base_dir), group.strategy)
+            sharded.check(skeleton(base_dir), spec.model, group.strategy)
             return

@@ -38,7 +38,8 @@ def memory_notes(spec: ExperimentSpec, cache: Path) -> Iterator[str]:
     )
     if memory.total < NOTEWORTHY:
         return
-    parts = ", ".join(f"{name} {value / 1e9:.0f}" for name, value in vars(memory).items() if value >= 5e8)
+    sizes = {name: value for name, value in vars(memory).items() if name != "host"}
+    parts = ", ".join(f"{name} {value / 1e9:.0f}" for name, value in sizes.items() if value >= 5e8)
     devices = f" on each of {group.size} processes ({group.strategy})" if group.size > 1 else ""
     text = f"train takes about {memory.total / 1e9:.0f} GB{devices}: {parts} GB"
     if not memory.fits(DEVICE):
@@ -51,4 +52,4 @@ def memory_notes(spec: ExperimentSpec, cache: Path) -> Iterator[str]:
             placed = f"compute=fsdp with processes={count}" if count > 1 else "a single process"
             option = " and algorithm.gradient_checkpointing=true" if checkpointing else ""
             text += f". Expected at least {placed}{option}, which takes {needed.total / 1e9:.0f} GB on each"
-    yield text
+    yield f"{text}. On the host, {memory.host / 1e9:.0f} GB in the process that takes most"

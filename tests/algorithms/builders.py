@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.compute.spec import Strategy
 from components.models.spec import LoraSpec, ModelSpec
 from components.trajectories.schema import Failure, History, Message, Scenario, Trajectory
 
@@ -95,13 +96,13 @@ def demonstrations(count: int = 6) -> list[Trajectory]:
     return result
 
 
-def make_policy(base_dir: Path, seed: int = 0, model: ModelSpec = MODEL):
+def make_policy(base_dir: Path, seed: int = 0, model: ModelSpec = MODEL, strategy: Strategy = "ddp"):
     """Return a policy with a non-zero adapter: B is random too."""
     import torch
 
     from components.algorithms.policy.policy import Policy
 
-    policy = Policy(base_dir, model, seed)
+    policy = Policy(base_dir, model, seed, strategy)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in policy.parameters.items():

@@ -157,11 +157,10 @@ def one_step(base_dir: Path, folder: Path, kind: str, name: str) -> dict[str, An
             }
             return tensors | {"metrics": [_steady(log) for log in logs]}
         lora = MODEL.lora if kind in ("whole", "sharded", "sharded, fused adapters") else None
-        policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}))
+        strategy = "ddp" if kind in ALONE else "zero2" if kind.endswith("zero2") else "fsdp"
+        policy = make_policy(base_dir, model=MODEL.model_copy(update={"lora": lora}), strategy=strategy)
         if kind.endswith("fused adapters"):  # as on a GPU
             assert fuse(policy.model)
-        if kind not in ALONE:
-            policy.shard("zero2" if kind.endswith("zero2") else "fsdp")
         optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
         scratch = folder / f"scratch-{kind}-{name}"
         scratch.mkdir(parents=True, exist_ok=True)
@@ -198,6 +197,7 @@ def together(base_dir, folder) -> dict[str, list[Any]]:
         "train_a_role": ["all", "worker"],
         "half_precision": [],
         "state_bytes": [],
+        "loading": [],
         "refusals": ["apart-0", "apart-1", "struck"],
     }
     for function, trainings in functions.items():
@@ -292,6 +292,81 @@ def test_sharded_weights_in_half_precision_have_float32_masters(base_dir, tmp_pa
     assert [log["loss"] for log in further] == pytest.approx([log["loss"] for log in alone["ddp second"]], abs=2e-3)
 
 
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def loading(base_dir: Path, folder: Path) -> dict[str, Any]:
+    """Return for each kind of sharded policy whether it equals one that is loaded as a whole before it is sharded, as
+    does its next step, and the peak memory of loading a larger model both ways, in units of its size."""
+    from components.models.spec import ArchitectureSpec
+    from components.models.weights import prepare
+    from tests.models.families import write
+
+    first = int(os.environ["RANK"]) == 0
+    if first:
+        write("qwen3_moe", folder / "experts", tie_word_embeddings=True)
+    torch.distributed.barrier()
+    equal = {}
+    for place, lora, dtype in (
+        (base_dir, None, "bfloat16"),
+        (base_dir, MODEL.lora, "bfloat16"),
+        (folder / "experts", None, "float32"),
+        (folder / "experts", MODEL.lora, "float32"),
+    ):
+        model = MODEL.model_copy(update={"name": place.name, "lora": lora, "dtype": dtype})
+        streamed, whole = make_policy(place, model=model, strategy="fsdp"), make_policy(place, model=model)
+        assert streamed._logit_transform is whole._logit_transform
+        assert streamed._layout is whole._layout
+        whole._shard("fsdp", lambda module: None)
+        equal[f"{place.name} {lora} loaded"] = _equal(streamed, whole)
+        for policy in (streamed, whole):
+            optimizer = torch.optim.AdamW(policy.parameters.values(), lr=1e-3)
+            options = {"base_dir": base_dir, "scratch": folder, "on_step": lambda _: None}
+            HALF_SPEC.build(make_context(policy, optimizer, episodes()[:8], **options)).train()
+        equal[f"{place.name} {lora} after a step"] = _equal(streamed, whole)
+    large = HALF.model_copy(update={"architecture": ArchitectureSpec(hidden=512, layers=24), "dtype": "float32"})
+    large_dir = prepare(large, folder / "models") if first else None
+    torch.distributed.barrier()
+    large_dir = large_dir or prepare(large, folder / "models")
+    size = (large_dir / "model.safetensors").stat().st_size
+    peaks = {}
+    for kind, strategy in (("streamed", "fsdp"), ("whole", "ddp")):
+        Path("/proc/self/clear_refs").write_text("5")  # begin a new peak
+        before = _peak()
+        policy = make_policy(large_dir, model=large, strategy=strategy)
+        peaks[kind] = (_peak() - before) / size
+    return {"equal": equal, "peaks": peaks}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    ours, theirs = (
+        {
+            name: sharded.local_shard(tensor)
+            for name, tensor in [*policy.model.named_parameters(remove_duplicate=False), *policy.model.named_buffers()]
+        }
+        for policy in (one, other)
+    )
+    return ours.keys() == theirs.keys() and all(
+        tensor.dtype == ours[name].dtype and torch.equal(tensor, ours[name]) for name, tensor in theirs.items()
+    )
+
+
+def _peak() -> int:
+    """Return the peak of this process's memory in bytes, with the pages of files that it maps."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
+
+
+def test_a_model_is_sharded_while_it_is_read(together):
+    """Weights, buffers and steps are those of a model that is loaded as a whole. Half of the weights stay in each
+    process; beside them it has one layer and the weights outside of layers."""
+    for rank in together["loading"]:
+        assert len(rank["equal"]) == 8
+        assert all(rank["equal"].values()), rank["equal"]
+        assert rank["peaks"]["streamed"] < 0.75
+        assert rank["peaks"]["whole"] > 0.95
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -301,9 +376,7 @@ def state_bytes(base_dir: Path, folder: Path) -> dict[str, list[int]]:
 
     measured = {}
     for dtype, strategy in product(("float32", "bfloat16"), ("ddp", "fsdp")):
-        policy = make_policy(base_dir, model=HALF.model_copy(update={"dtype": dtype}))
-        if strategy != "ddp":
-            policy.shard("fsdp")
+        policy = make_policy(base_dir, model=HALF.model_copy(update={"dtype": dtype}), strategy=strategy)
         optimizer = adamw(HALF_SPEC, [list(policy.parameters.values())])
         sizes: list[int] = []
 

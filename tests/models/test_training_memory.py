@@ -139,5 +139,6 @@ def test_a_plan_says_what_a_large_training_takes_and_where_it_fits(tmp_path, mon
     (note,) = notes.memory_notes(spec, tmp_path)
     assert note.startswith("train takes about 1")
     assert "more than a device of 80 GB holds. Expected at least compute=fsdp with processes=4" in note
+    assert note.endswith("On the host, 107 GB in the process that takes most")
     monkeypatch.undo()
     assert list(notes.memory_notes(spec, tmp_path)) == []  # no weights here

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -34,6 +34,8 @@ from components.models.widening import widened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from components.models.streamed import StreamedModel
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +63,16 @@ class PackedPolicy(Protocol):
         ...
 
 
-def choose(policy: PackedPolicy, max_length: int) -> tuple[LayoutFunction, LogitTransform | None]:
+def choose(
+    policy: PackedPolicy, max_length: int, streamed: StreamedModel | None = None
+) -> tuple[LayoutFunction, LogitTransform | None]:
     """Return the layout of packs for a policy's model, which has no adapter yet, and the transform of the head's
-    logits; None if no known transform reproduces the model's logits. Raises ResourceError if not even padded rows are
-    exact."""
+    logits; None if no known transform reproduces the model's logits. streamed: the model, if it has no weights. Raises
+    ResourceError if not even padded rows are exact."""
     model = policy.model
     attention.refuse_by_length(model.config.get_text_config(), max_length, _name(model))
     original_attention, sequences = model.config._attn_implementation, probe_sequences(model, max_length)
-    with widened(model):
+    with widened(model) if streamed is None else streamed.computing(torch.float32):
         model.set_attn_implementation("eager")  # the formula of the model's authors
         alone_S = separate_logprobs(model, sequences)
         _refuse_two_directions(model, sequences, alone_S)
@@ -88,7 +92,8 @@ def choose(policy: PackedPolicy, max_length: int) -> tuple[LayoutFunction, Logit
                 raise ResourceError(
                     f"{_name(model)} ({type(model).__name__}) cannot be trained exactly: {padded_problem}"
                 )
-    return policy._layout, _logit_transform(policy, sequences)
+    with nullcontext() if streamed is None else streamed.computing():
+        return policy._layout, _logit_transform(policy, sequences)
 
 
 def _logit_transform(policy: PackedPolicy, sequences: Sequence[TokenSequence]) -> LogitTransform | None:

@@ -29,6 +29,8 @@ from components.models import distribution
 from components.models.distribution import Cut
 from components.models.layer_kinds import decoder
 from components.models.spec import ModelSpec
+from components.models.stored_names import skeleton
+from components.models.streamed import StreamedModel
 from components.models.weights import load_model, pick_device
 
 LOGIT_ROWS = 512
@@ -45,19 +47,26 @@ class Penalty(Protocol):
 
 class Policy:
     """Policy on the model in the local folder `base_dir`. It starts as that model: a new adapter, drawn from `seed`,
-    does not change the outputs.
+    does not change the outputs. strategy: sharding over the processes, for which weights are read a layer at a time.
+    Raises ResourceError for weights that cannot be sharded.
 
     Models that packs do not compute exactly, such as those with recurrent layers, compute padded rows instead.
     """
 
-    def __init__(self, base_dir: Path, spec: ModelSpec, seed: int):
+    def __init__(self, base_dir: Path, spec: ModelSpec, seed: int, strategy: Strategy = "ddp"):
         self.spec = spec
         self._base_dir = base_dir
         self._checkpointing = False
         self.loss_scale = LossScale.of(spec.dtype)
         self.device = pick_device(spec.device)
-        self.model = load_model(base_dir, dtype=spec.dtype, device=self.device, quantization=spec.quantization)
-        self._layout, self._logit_transform = exactness.choose(self, spec.max_length)
+        streamed = None
+        if strategy == "ddp":
+            self.model = load_model(base_dir, dtype=spec.dtype, device=self.device, quantization=spec.quantization)
+        else:
+            sharded.check(skeleton(base_dir), spec, strategy)
+            streamed = StreamedModel(base_dir, dtype=spec.dtype, device=self.device)
+            self.model = streamed.model
+        self._layout, self._logit_transform = exactness.choose(self, spec.max_length, streamed)
         self._learned: Adapter | FullFinetuning
         if spec.lora is None:
             self._learned = FullFinetuning(self.model, spec, base_dir)
@@ -69,6 +78,8 @@ class Policy:
             self._learned.check_base(base_dir)
         self.model = self._learned.model
         self._set_dropout()
+        if streamed is not None:
+            self._shard(strategy, streamed.fill)
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -98,12 +109,11 @@ class Policy:
     is_sharded = False
     """True if the trained weights are sharded over several processes (`sharded`)."""
 
-    def shard(self, strategy: Strategy) -> None:
-        """Shard the weights over the processes. Raises ResourceError for weights that cannot be sharded."""
+    def _shard(self, strategy: Strategy, fill: Callable[[torch.nn.Module], None]) -> None:
         if not isinstance(self._learned, FullFinetuning):
-            sharded.shard(self.base, self.spec, self.parameters.values(), strategy)
+            sharded.shard(self.base, self.spec, self.parameters.values(), strategy, fill)
             return
-        sharded.shard(self.base, self.spec, None, strategy)
+        sharded.shard(self.base, self.spec, None, strategy, fill)
         self.is_sharded = True
         self._learned.use_shards(partial(sharded.reshard, self.base))
 

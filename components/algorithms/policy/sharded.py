@@ -15,7 +15,7 @@ A sharded tensor is a DTensor; for any other tensor the functions here do what a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,18 +33,20 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 
-def shard(base: Any, spec: ModelSpec, replicated: Collection[torch.nn.Parameter] | None, strategy: Strategy) -> None:
+def shard(
+    base: Any,
+    spec: ModelSpec,
+    replicated: Collection[torch.nn.Parameter] | None,
+    strategy: Strategy,
+    fill: Callable[[torch.nn.Module], None] = lambda module: None,
+) -> None:
     """Shard the weights of a model over the processes, layer by layer. replicated: parameters of the adapter, which are
-    trained and not sharded; None if all weights are trained. Trained weights in half precision become float32 master
-    weights, which are rounded where a layer is gathered. Raises ResourceError for weights that cannot be sharded:
-    four-bit weights, and those that `check` refuses."""
+    trained and not sharded; None if all weights are trained. fill: function that reads the weights of a module before
+    they are sharded (`StreamedModel.fill`). Trained weights in half precision become float32 master weights, which are
+    rounded where a layer is gathered. Raises ResourceError for a model that `check` refuses."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    if spec.quantization != "none":
-        raise ResourceError(
-            f"strategy {strategy}: model.quantization={spec.quantization}; expected none, or strategy ddp"
-        )
-    check(base, strategy)
+    check(base, spec, strategy)
     options: dict[str, Any] = {"ignored_params": set(replicated or ())}
     masters = replicated is None and spec.dtype != "float32"
     if masters:
@@ -53,13 +55,16 @@ def shard(base: Any, spec: ModelSpec, replicated: Collection[torch.nn.Parameter]
         )
     body = decoder(base)
     for layer in body.layers:
+        fill(layer)
         _widen(layer, masters)
         fully_shard(layer, **options, reshard_after_forward=strategy == "fsdp")
     if replicated is None:
         # The head computes after the decoder and may be tied to the embedding, so it joins the decoder's group.
         body.add_module("head", base.get_output_embeddings())
-        _widen(body, masters)
+    fill(body)
+    _widen(body, masters)
     fully_shard(body, **options)
+    fill(base)
     if replicated is None:
         del body.head
         for module in _modules(base):
@@ -74,8 +79,13 @@ def _widen(module: torch.nn.Module, masters: bool) -> None:
             parameter.data = parameter.data.float()
 
 
-def check(base: Any, strategy: str) -> None:
-    """Raise ResourceError for a model that is more than decoder layers, embeddings and head: only these are sharded."""
+def check(base: Any, spec: ModelSpec, strategy: str) -> None:
+    """Raise ResourceError for four-bit weights, and for a model that is more than decoder layers, embeddings and head:
+    only these are sharded."""
+    if spec.quantization != "none":
+        raise ResourceError(
+            f"strategy {strategy}: model.quantization={spec.quantization}; expected none, or strategy ddp"
+        )
     if others := other_modules(base):
         problem = f"has {', '.join(others)} beside its language model, which cannot be sharded"
     elif not hasattr(decoder(base), "layers"):

@@ -28,6 +28,7 @@ from components.algorithms.policy.packing import Pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.reward_models.card import HEADS, Card, check_base, read_card
 from components.algorithms.reward_models.data import RewardEpisode, packs
+from components.compute.spec import Strategy
 from components.errors import ArtifactError
 from components.models.spec import LoraSpec, ModelSpec
 from components.models.trained_weights import folder_of
@@ -40,8 +41,8 @@ class RewardModel(Policy):
     Raises as Policy does.
     """
 
-    def __init__(self, base_dir: Path, spec: ModelSpec, heads: Sequence[str], seed: int):
-        super().__init__(base_dir, spec, seed)
+    def __init__(self, base_dir: Path, spec: ModelSpec, heads: Sequence[str], seed: int, strategy: Strategy = "ddp"):
+        super().__init__(base_dir, spec, seed, strategy)
         self.heads = tuple(heads)
         size = self.model.config.get_text_config().hidden_size
         drawn = torch.randn(len(heads), size, generator=torch.Generator().manual_seed(seed)) / math.sqrt(size + 1)

@@ -70,14 +70,12 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
         _require_same_kind(start, card, spec, model)
         split = ScenarioSplit.read(start)
     data = gather(spec, ChatFormat(load_tokenizer(base_dir)), judged, model.max_length, seed, split)
-    policy = RewardModel(base_dir, model, list(spec.heads), seed)
-    if strategy != "ddp":
-        if policy.adapter is None:
-            raise ResourceError(
-                f"strategy {strategy}: full fine-tuning of a reward model cannot be sharded; expected strategy ddp, or "
-                "model.lora with a rank"
-            )
-        policy.shard(strategy)
+    if strategy != "ddp" and model.lora is None:
+        raise ResourceError(
+            f"strategy {strategy}: full fine-tuning of a reward model cannot be sharded; expected strategy ddp, or "
+            "model.lora with a rank"
+        )
+    policy = RewardModel(base_dir, model, list(spec.heads), seed, strategy)
     policy.checkpoint_layers(spec.gradient_checkpointing)
     names = list(policy.parameters)
     optimizer = adamw(spec, [list(policy.parameters.values())])
