@@ -83,6 +83,11 @@ class EngineSpec(Spec):
         return False
 
     @property
+    def loads_weights(self) -> bool:
+        """True if its server can be given all weights of a policy."""
+        return False
+
+    @property
     def ends_reasoning(self) -> bool:
         """True if it can end the reasoning of a response (`Sampling.max_thinking_tokens`)."""
         return False

@@ -193,11 +193,11 @@ def together(base_dir, folder) -> dict[str, list[Any]]:
     """Run all functions in the same two processes and return the results of each, by function."""
     functions = {
         "first_steps": [],
+        "loading": [],  # before functions that forbid the second process to write tensors
         "whole_trainings": [f"{name}/{part}" for name in TRAININGS for part in ("whole", "stopped", "alone")],
         "train_a_role": ["all", "worker"],
         "half_precision": [],
         "state_bytes": [],
-        "loading": [],
         "refusals": ["apart-0", "apart-1", "struck"],
     }
     for function, trainings in functions.items():
@@ -363,7 +363,7 @@ def test_a_model_is_sharded_while_it_is_read(together):
     for rank in together["loading"]:
         assert len(rank["equal"]) == 8
         assert all(rank["equal"].values()), rank["equal"]
-        assert rank["peaks"]["streamed"] < 0.75
+        assert rank["peaks"]["streamed"] < 0.85
         assert rank["peaks"]["whole"] > 0.95
 
 

@@ -70,7 +70,13 @@ MISTAKES = {
     ): "rejection_sample_method: synthetic",
     ("inference.speculative={method: ngram}", "collect.min_p=0.1"): "collect.min_p: 0.1: vLLM ignores it",
     ("inference.prefix_caching=true", "inference.urls=[http://a/v1]"): "inference.prefix_caching: set, but",
-    ("model.lora=null",): "model.lora: null: the server of inference=vllm loads adapters",
+    (
+        "model.lora=null",
+        "collect.overlap=1",
+    ): "collect.overlap: 1: with model.lora=null a server has",
+    ("model.lora=null", "inference.on_swap=finish"): "inference.on_swap: finish: with model.lora=null",
+    ("model.lora=null", "inference.urls=[http://a/v1]"): "inference.urls: running servers, which would have other",
+    ("model.lora=null", "compute=process", "compute.parallel=2"): "compute.parallel: 2: with model.lora=null",
     ("inference.urls=[there]",): "inference.urls",
     ("+inference.arguments.port=3",): "port is set by the run",
 }
@@ -80,6 +86,7 @@ def test_what_a_vllm_server_cannot_do_is_said_before_the_run():
     cases = [(overrides, re.escape(words)) for overrides, words in MISTAKES.items()]
     assert wrong_refusals(cases, lambda overrides: check([*COMMAND, *overrides])) == []
     check(COMMAND)
+    check([*COMMAND, "model.lora=null"])
     spec = check([*COMMAND, "inference.speculative={method: ngram}", "inference.sleep=2"])[0]
     notes = list(resolved_values(spec))
     assert {"inference.speculative", "inference.sleep=2"} <= {note.partition(":")[0] for note in notes}

@@ -35,8 +35,12 @@ def ask(engine: VllmEngine, request: ChatRequest = HELLO):
 
 
 def seen(server: VllmServer, path: str) -> list[dict]:
+    return [body for asked, body in requests(server) if asked == path]
+
+
+def requests(server: VllmServer) -> list[tuple[str, dict]]:
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/seen") as answer:
-        return [body for asked, body in json.load(answer) if asked == path]
+        return json.load(answer)
 
 
 def die(server: VllmServer) -> None:
@@ -209,7 +213,7 @@ def test_an_adapter_that_the_server_cannot_take_is_refused(start, connect, base_
     shutil.copytree(adapter_dir, tmp_path / "moved")
     (tmp_path / "whole").mkdir()
     shutil.copy(base_dir / "model.safetensors", tmp_path / "whole")
-    with pytest.raises(ResourceError, match="holds all weights"):
+    with pytest.raises(ResourceError, match=r"holds all weights, and the vLLM server .* is given adapters"):
         engine.load_policy("v2", str(tmp_path / "whole"))
     assert engine.policy == "base"
 

@@ -6,14 +6,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from components.errors import StalePolicy
+from components.errors import ResourceError, StalePolicy
 from components.inference.vllm import proof
 from components.inference.vllm.proof import ContentProof, reference_logprobs
 from tests.deployment.tiny import write_adapter
-from tests.inference.test_vllm import seen
+from tests.inference.test_vllm import requests, seen
 
+RELOAD = ("/pause?mode=wait", "/collective_rpc", "/reset_prefix_cache", "/resume")
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100]
+
+
+def whole(base_dir: Path, out: Path, factor: float, without: str | None = None) -> Path:
+    """Write trained weights: those of the base, some of them multiplied by a factor."""
+    out.mkdir()
+    tensors = load_file(base_dir / "model.safetensors")
+    tensors = {name: tensor * (factor if "mlp" in name else 1) for name, tensor in tensors.items() if name != without}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    return out
 
 
 def test_the_reference_is_that_of_peft_in_float64(base_dir, adapter_dir):
@@ -56,6 +67,31 @@ def test_a_stale_adapter_is_detected_after_a_load_and_after_a_sleep(start, conne
     engine.release()
     with pytest.raises(StalePolicy, match=r"computes policy@v1 with other weights"):
         engine.load_policy("v1", str(adapter_dir))
+
+
+def test_a_server_is_given_all_weights_of_each_policy(start, connect, base_dir, tmp_path):
+    """Each engine loads its first policy: it cannot know which one another stage has loaded."""
+    folders = [whole(base_dir, tmp_path / name, factor) for name, factor in (("v1", 1.5), ("v2", 0.5))]
+    server = start(prove=True, max_lora_rank=0)
+    engine = connect(server)
+    for version, folder in (("v1", folders[0]), ("v2", folders[1]), ("v2", folders[1]), ("base", None)):
+        engine.load_policy(version, folder and str(folder))
+        assert engine.policy == version
+    connect(server).load_policy("base", None)
+    reads = [body["kwargs"]["weights_path"] for body in seen(server, "/collective_rpc")]
+    assert reads == [*map(str, folders), str(base_dir), str(base_dir)]
+    assert "--enable-lora" not in server._command
+    assert [path for path, _ in requests(server) if path in RELOAD] == [*RELOAD] * 4
+    with pytest.raises(ResourceError, match=r"lacks 1 weights of the model, such as model.norm.weight"):
+        engine.load_policy("v3", str(whole(base_dir, tmp_path / "part", 1.0, without="model.norm.weight")))
+    assert engine.policy == "base"
+    stale, cached = connect(start(prove=True, max_lora_rank=0, fault="stale")), start(max_lora_rank=0, fault="cached")
+    stale.load_policy("v1", str(folders[0]))
+    with pytest.raises(StalePolicy, match="with other weights than those of"):
+        stale.load_policy("v2", str(folders[1]))
+    assert stale.policy == ""
+    with pytest.raises(StalePolicy, match="keeps keys and values of other weights"):
+        connect(cached).load_policy("v1", str(folders[0]))
 
 
 class Server:

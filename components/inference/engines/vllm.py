@@ -68,8 +68,9 @@ class VllmSpec(EngineSpec):
     beside the code (`make vllm`), and on SkyPilot's machines an environment that they install."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the started server, on 127.0.0.1; 0 picks a free port."""
-    max_lora_rank: int | None = Field(None, ge=1, le=RANKS[-1])
-    """Maximum adapter rank that the server accepts; null: the rank of model.lora."""
+    max_lora_rank: int | None = Field(None, ge=0, le=RANKS[-1])
+    """Maximum adapter rank that the server accepts; null: the rank of model.lora. 0, which follows from
+    model.lora=null: the server is given all weights of each policy."""
     max_loras: int = Field(2, ge=1)
     """Maximum number of adapters per batch; requests to further adapters wait."""
     max_batch: int | None = Field(None, ge=1)
@@ -179,13 +180,14 @@ class VllmSpec(EngineSpec):
     def check_model(self, model: ModelSpec, base_dir: Path) -> None:
         from components.inference.vllm.adapters import check_dtype, check_heads, check_layers
 
-        if model.lora is not None:
+        adapters = model.lora is not None and self.max_lora_rank != 0
+        if adapters and model.lora is not None:
             check_layers(base_dir, model.lora.target_modules)
         if not self.urls:
             check_heads(base_dir, self.arguments.get("tensor-parallel-size", 1))
-            if self._python.is_file() and not vllm_on_cpu(self._python):
+            if adapters and self._python.is_file() and not vllm_on_cpu(self._python):
                 check_dtype(model)
-            if self.sleep == 2 and model.lora is not None and (version := vllm_version(self._python)) < DISCARDS:
+            if self.sleep == 2 and adapters and (version := vllm_version(self._python)) < DISCARDS:
                 raise ResourceError(
                     f"inference.sleep = 2: vLLM {'.'.join(map(str, version))} cannot read weights again beside "
                     "adapters; expected 1, or vLLM 0.32"
@@ -195,10 +197,14 @@ class VllmSpec(EngineSpec):
     def short_adapters(self) -> bool:
         return True
 
+    @property
+    def loads_weights(self) -> bool:
+        return True
+
     def sized(self, rank: int, requests: int) -> VllmSpec:
         # The server needs the rank before the first adapter exists; stages that collect do not know it.
-        rank = rank or 1
-        sizes = {"max_lora_rank": self.max_lora_rank or rank, "max_batch": self.max_batch or requests}
+        rank = (self.max_lora_rank or rank) if rank else 0
+        sizes = {"max_lora_rank": rank, "max_batch": self.max_batch or requests}
         return self.model_copy(update=sizes)
 
     def share(self, model: ModelSpec, host: EngineHost) -> VllmSpec:
@@ -285,6 +291,8 @@ class VllmSpec(EngineSpec):
                 "inference.max_lora_rank",
                 f"{self.max_lora_rank}: less than model.lora.rank={lora_rank}; expected at least {lora_rank}, or null",
             )
+        if self.max_lora_rank == 0 and lora_rank:
+            yield Problem("inference.max_lora_rank", f"0, but model.lora.rank={lora_rank}; expected null")
         if lora_rank > RANKS[-1]:
             yield Problem(
                 "model.lora.rank", f"{lora_rank}: vLLM supports at most {RANKS[-1]}; expected {RANKS[-1]} or less"
@@ -300,6 +308,8 @@ class VllmSpec(EngineSpec):
                 "inference.sleep",
                 f"{self.sleep}: with collect.overlap the server generates while a round trains; expected 0",
             )
+        if not lora_rank:
+            yield from self._problems_of_weights(overlap)
         if lora_rank and not self.urls and overlap > self.max_loras:
             yield Problem(
                 "inference.max_loras",
@@ -323,3 +333,16 @@ class VllmSpec(EngineSpec):
                 "inference.key_variable",
                 f"{self.key_variable}: the server that the run starts itself has no API key; expected null",
             )
+
+    def _problems_of_weights(self, overlap: int) -> Iterator[Problem]:
+        """Yield the settings that a server with all weights of one policy does not support."""
+        reason = "with model.lora=null a server has the weights of one policy at a time"
+        if self.urls:
+            text = "running servers, which would have other weights after a restart without a sign of it"
+            yield Problem("inference.urls", f"{text} (model.lora=null); expected [], or model.lora with a rank")
+        if overlap:
+            yield Problem("collect.overlap", f"{overlap}: {reason}; expected 0, or model.lora with a rank")
+        if self.on_swap == "finish":
+            yield Problem("inference.on_swap", f"finish: {reason}; expected abort")
+        if self.quantization is not None:
+            yield Problem("inference.quantization", f"{self.quantization}: set with model.lora=null; expected null")

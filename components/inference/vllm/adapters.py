@@ -16,6 +16,7 @@ from components.json_text import read_json
 from components.models.files import read_settings
 from components.models.spec import ModelSpec
 from components.models.targets import ALL_LINEAR, names_of
+from components.models.trained_weights import shapes
 
 MIXED_FORMAT = "enable-mixed-moe-lora-format"
 """Option of a server that loads adapters of joined experts."""
@@ -58,6 +59,16 @@ def check_layers(base_dir: Path, names: str | list[str]) -> None:
         f"model.lora.target_modules = {', '.join(names)}: vLLM 0.32 {problem}. Name other layers, such as "
         "[q_proj, o_proj], or set inference=embedded"
     )
+
+
+def check_weights(base_dir: Path, folder: Path) -> None:
+    """Raise ResourceError for trained weights without some of the model, such as those of its vision tower: vLLM reads
+    a model from one folder."""
+    if missing := sorted(shapes(base_dir).keys() - shapes(folder).keys()):
+        raise ResourceError(
+            f"{folder} lacks {len(missing)} weights of the model, such as {missing[0]}, which full fine-tuning does "
+            "not train: vLLM reads all weights from one folder. Set model.lora with a rank, or inference=embedded"
+        )
 
 
 def check_heads(base_dir: Path, ranks: object) -> None:

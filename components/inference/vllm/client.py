@@ -247,6 +247,16 @@ class VllmClient(Client):
         if (listed := self.adapter_folder(name)) != folder:
             raise StalePolicy(f"{self.url} was given {name} from {folder}, and lists it from {listed}")
 
+    def load_weights(self, folder: str) -> None:
+        """Replace all weights by those in a folder. Requests in flight end before, and later ones wait for it. Raises
+        StalePolicy if keys and values of the weights before stay in the prefix cache."""
+        self.now("POST", "/pause?mode=wait", {}, ignore_body, _no_reload)
+        body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        self.now("POST", "/collective_rpc", body, ignore_body, _no_reload)
+        if not self.now("POST", "/reset_prefix_cache", {}, lambda reply: reply.json()["success"], _no_reload):
+            raise StalePolicy(f"{self.url} keeps keys and values of other weights than those of {folder}")
+        self.now("POST", "/resume", {}, ignore_body, _no_reload)
+
     def sleep(self, level: int) -> None:
         """Put the server to sleep until `wake`."""
         self.now("POST", f"/sleep?level={level}", {}, ignore_body, _no_sleep)
@@ -311,6 +321,15 @@ def _not_loaded(name: str, folder: str) -> RefusalCheck:
         return None
 
     return refused
+
+
+def _no_reload(reply: Reply, text: str) -> Exception | None:
+    if reply.status in (400, 404, 500):
+        return ResourceError(
+            f"the server does not read the weights of a policy ({text}); expected vLLM 0.26 or later, started with "
+            "VLLM_SERVER_DEV_MODE=1, which sees the folder under its path"
+        )
+    return None
 
 
 def _no_sleep(reply: Reply, text: str) -> Exception | None:

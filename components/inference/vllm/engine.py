@@ -11,6 +11,9 @@ unknown model; the adapter is then loaded again. Adapters are not replaced under
 would then read the folder for each batch, and its prefix cache distinguishes adapters by name. They are not unloaded
 either: another engine of the run may use them, and vLLM evicts adapters itself.
 
+In full fine-tuning (`max_lora_rank` 0) a policy's weights replace those of the server, which has one policy at a time
+then, under the name of the base model. Which one it is does not show, so an engine loads its first policy in any case.
+
 With several servers, a request goes to the one with the fewest requests in flight. The turns of a
 conversation go to the server of its last response, whose KV cache has their tokens.
 """
@@ -29,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from components.errors import ContextOverflow, EngineError, Problem, ResourceError, SpecError, StalePolicy
 from components.inference.conversations import Conversations, key_of, stop_ids
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest, ResponseStart
-from components.inference.vllm.adapters import check_adapter
+from components.inference.vllm.adapters import check_adapter, check_weights
 from components.inference.vllm.client import GrammarRefused, Increments, Sampled, UnknownAdapter, VllmClient
 from components.inference.vllm.forms import ServerForm, ServerForms
 from components.inference.vllm.memory import release_unused
@@ -83,7 +86,8 @@ class VllmEngine:
         self._conversations = Conversations(self.format, max_length)
         self._forms = ServerForms(self.format, self.stop_ids)
         self._router = Router(len(urls))
-        self._policy = BASE_POLICY
+        self._serves_weights = spec.max_lora_rank == 0
+        self._policy = "" if self._serves_weights else BASE_POLICY
         self._base = ""
         """Served name of the base model, set by `check`."""
         self._names = {BASE_POLICY: ""}
@@ -162,19 +166,24 @@ class VllmEngine:
     def load_policy(self, version: str, folder: str | None) -> None:
         """Load `version`. Requests in flight of the previous version are finished or cancelled, as set by
         `inference.on_swap`. Raises ResourceError if a server rejects the adapter, StalePolicy if it does not list the
-        adapter afterwards or computes with another one, EngineError if it fails; the engine then keeps its version."""
+        adapter afterwards or computes with another one, EngineError if it fails; the engine then keeps its version, or
+        has none if all weights were to be replaced."""
         self._wake()
         if version == self._policy and not self._awoken:
+            return
+        if folder is not None and trained_weights.is_whole(Path(folder)) != self._serves_weights:
+            holds, given = ("an adapter", "all weights") if self._serves_weights else ("all weights", "adapters")
+            raise ResourceError(
+                f"{folder} holds {holds}, and the vLLM server of this model.lora is given {given}: set model.lora as "
+                "in its training"
+            )
+        if self._serves_weights:
+            self._load_weights(version, folder)
             return
         name = self._base
         if folder is not None:
             name = f"{name}@{version}"
             self._folders[name] = os.path.abspath(folder)
-            if trained_weights.is_whole(Path(folder)):
-                raise ResourceError(
-                    f"{folder} holds all weights, and a vLLM server is given adapters: train one (model.lora.rank=16), "
-                    "or take inference=embedded"
-                )
             check_adapter(self.base_dir, Path(folder))
         for client in self._clients:
             if folder is not None:
@@ -187,6 +196,23 @@ class VllmEngine:
             self._names[version] = name
             return
         self._names = {version: name}
+        self._cancel_stale()
+
+    def _load_weights(self, version: str, folder: str | None) -> None:
+        """Replace the weights of the servers by those in a folder; None: those of the base model."""
+        if folder is not None:
+            check_weights(self.base_dir, Path(folder))
+        self._policy, self._names = "", {}  # a server that fails may have any weights
+        self._cancel_stale()
+        self._folders = {} if folder is None else {self._base: os.path.abspath(folder)}
+        for client in self._clients:
+            client.load_weights(os.path.abspath(folder or self.base_dir))
+            self._prove(client, self._base)
+        self._awoken = False
+        self._policy, self._names = version, {version: self._base}
+
+    def _cancel_stale(self) -> None:
+        """Cancel the requests of policies that are not served any more."""
         for running, policy in list(self._under_way.items()):
             if policy not in self._names:
                 running.get_loop().call_soon_threadsafe(running.cancel)
@@ -304,7 +330,9 @@ class VllmEngine:
                 f"inference.urls: {client.url} serves {name}, and another one {self._base}; expected one model under "
                 "one name (--served-model-name)"
             )
-        self._base = self._names[BASE_POLICY] = name
+        self._base = name
+        if not self._serves_weights:
+            self._names[BASE_POLICY] = name
         if length is not None and length < self.max_length:
             raise ResourceError(
                 f"inference.urls: {client.url} takes {length} tokens, and model.max_length is {self.max_length}; start "

@@ -32,7 +32,8 @@ the same numbers."""
 class _Answer:
     """Log-probabilities of the known tokens under a policy: of the server and of the reference."""
 
-    name: str
+    policy: tuple[str, str | None]
+    """Served name and folder."""
     served: list[float]
     expected: list[float]
 
@@ -45,17 +46,18 @@ class ContentProof:
         self._base_dir = base_dir
         self._prompt = prompt
         self._tolerance = TOLERANCE[dtype]
-        self._expected: dict[str, list[float]] = {}
-        """Reference by served name."""
+        self._expected: dict[tuple[str, str | None], list[float]] = {}
+        """Reference by served name and folder."""
         self._last: dict[str, _Answer] = {}
         """Last answer of each server, by its address."""
 
     def check(self, client: VllmClient, name: str, folder: str | None) -> None:
         """Raise StalePolicy if a server computes `name` with other weights than those of the base model with the
-        adapter in `folder` (None: without one). Raises the client's errors."""
-        if name not in self._expected:
-            self._expected[name] = reference_logprobs(self._base_dir, folder, self._prompt)
-        answer = _Answer(name, client.prompt_logprobs(name, self._prompt), self._expected[name])
+        trained ones in `folder` (None: without). Raises the client's errors."""
+        key = name, folder
+        if key not in self._expected:
+            self._expected[key] = reference_logprobs(self._base_dir, folder, self._prompt)
+        answer = _Answer(key, client.prompt_logprobs(name, self._prompt), self._expected[key])
         difference = _mean_difference(answer.served, answer.expected)
         logger.info("%s: log-probabilities of %s differ by %.1e nats in the mean", client.url, name, difference)
         if not difference <= self._tolerance:
@@ -70,12 +72,15 @@ class ContentProof:
     def _check_changed(self, url: str, answer: _Answer) -> None:
         """Raise StalePolicy if a server answers for a policy with the very numbers of another one."""
         last = self._last.get(url)
-        if last is None or last.name == answer.name or last.served != answer.served:
+        if last is None or last.policy == answer.policy or last.served != answer.served:
             return
         between = _mean_difference(last.expected, answer.expected)
         if between >= DISTINCT:
+            (name, folder), (other, other_folder) = answer.policy, last.policy
+            if name == other:
+                name, other = folder or name, other_folder or other
             raise StalePolicy(
-                f"{url} computes {answer.name} with the weights of {last.name}: its log-probabilities of known tokens "
+                f"{url} computes {name} with the weights of {other}: its log-probabilities of known tokens "
                 f"are equal, but those of the two policies differ by {between:.2g} nats in the mean"
             )
 

@@ -163,6 +163,9 @@ class VllmServer:
             died = f"the vLLM server died {_exit_cause(code)}. {self.explained()}"
             logger.error("%s", died)
             _end(self._process)  # remaining processes of its session
+            if self.spec.max_lora_rank == 0:
+                self.dead = f"{died}\nA second start would serve the base model's weights, not those of the policy"
+                return
             if self.starts > self.spec.restarts:
                 self.dead = f"{died}\nIt was started {self.starts} times (inference.restarts={self.spec.restarts})"
                 return
@@ -202,7 +205,7 @@ def options(
     }
     if tokenizer is not None:
         values["tokenizer"] = tokenizer
-    if model.lora is not None:
+    if model.lora is not None and spec.max_lora_rank != 0:
         rank = spec.max_lora_rank or model.lora.rank
         values |= {"enable-lora": True, "max-loras": spec.max_loras}
         values["max-lora-rank"] = next(supported for supported in RANKS if supported >= rank)
@@ -242,7 +245,8 @@ def environment(spec: VllmSpec, on_cpu: bool, compiled: Path) -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(compiled),  # with those of inductor
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        **({"VLLM_SERVER_DEV_MODE": "1"} if spec.sleep else {}),  # /sleep, /wake_up
+        # /sleep, /wake_up; /pause, /collective_rpc
+        **({"VLLM_SERVER_DEV_MODE": "1"} if spec.sleep or spec.max_lora_rank == 0 else {}),
         **({"VLLM_CPU_KVCACHE_SPACE": str(spec.cpu_cache_gb)} if on_cpu else {}),
     }
 

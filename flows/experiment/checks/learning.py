@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.algorithms.spec import AlgorithmSpec, RoundFacts
+from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
 from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
@@ -33,7 +34,9 @@ def algorithm(algorithm: AlgorithmSpec, collect: CollectSpec, rounds: int) -> It
         yield from algorithm.round_problems(RoundFacts(collect.scenarios, collect.group_size, collect.temperature))
 
 
-def weights(model: ModelSpec, inference: InferenceSpec, algorithm: AlgorithmSpec, rounds: int) -> Iterator[Problem]:
+def weights(
+    model: ModelSpec, inference: InferenceSpec, algorithm: AlgorithmSpec, rounds: int, compute: ComputeSpec
+) -> Iterator[Problem]:
     """Check options that need a LoRA adapter, and options that exclude a quantized base model."""
     if model.quantization != "none":
         if model.lora is None:
@@ -50,7 +53,13 @@ def weights(model: ModelSpec, inference: InferenceSpec, algorithm: AlgorithmSpec
             )
     if model.lora is not None:
         return
-    if not inference.in_process:
+    if inference.loads_weights and compute.parallel > 1:
+        yield Problem(
+            "compute.parallel",
+            f"{compute.parallel}: with model.lora=null a server of inference={inference.name} has the weights of one "
+            "policy at a time; expected 1, or model.lora with a rank",
+        )
+    if not inference.in_process and not inference.loads_weights:
         yield Problem(
             "model.lora",
             f"null: the server of inference={inference.name} loads adapters, not full weights; expected a rank, or "

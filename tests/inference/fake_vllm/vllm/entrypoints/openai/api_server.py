@@ -6,11 +6,11 @@ unless its client is slow.
 
 `--fault` says what is wrong with it: `dies` at its start, `hangs` there, `liar` answers for another model, `raw` gives
 log-probabilities before the cut and the grammar, `forgets` lists no adapters, `slow` takes a second for an answer,
-`stale` computes the log-probabilities of a prompt with the first adapter, whichever is asked for, `discarded` with none
-after a sleep, `stuck` ten minutes for one of the base model, `ignores` grammars as versions before 0.11 do, `breaks`
-the first stream after three tokens, `paused` waits before the third token of a stream until `POST /go`, `tail:N:S` has
-`TAIL` tokens in most answers and N times as many in one of `RARE`, and takes S seconds for each token. `POST /die` ends
-it.
+`stale` computes the log-probabilities of a prompt with the first adapter or the first weights, whichever is asked for,
+`cached` keeps its prefix cache, `discarded` computes with no adapter after a sleep, `stuck` takes ten minutes for an
+answer of the base model, `ignores` grammars as versions before 0.11 do, `breaks` the first stream after three tokens,
+`paused` waits before the third token of a stream until `POST /go`, `tail:N:S` has `TAIL` tokens in most answers and N
+times as many in one of `RARE`, and takes S seconds for each token. `POST /die` ends it.
 """
 
 import argparse
@@ -74,6 +74,7 @@ def main():
     adapters, lock, seen = {}, threading.Lock(), []
     sleeps = given.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
     asleep, slept, go, broken = (threading.Event() for _ in range(4))
+    develops, weights = os.environ.get("VLLM_SERVER_DEV_MODE") == "1", []
 
     def constrained(grammar, body):
         """The tokens of an answer with a grammar and their log-probabilities, or the message of an error."""
@@ -148,6 +149,13 @@ def main():
                 elif self.path in ("/wake_up", "/wake_up?tags=kv_cache"):
                     asleep.clear()
                 return self.say({})
+            if develops and self.path in ("/pause?mode=wait", "/resume"):
+                return self.say({})
+            if develops and self.path == "/collective_rpc" and body["method"] == "reload_weights":
+                weights.append(body["kwargs"]["weights_path"])
+                return self.say({"results": [None]})
+            if develops and self.path == "/reset_prefix_cache":
+                return self.say({"success": given.fault != "cached"})
             answer = {"/tokenize": self.tokenize, "/v1/completions": self.complete, "/v1/load_lora_adapter": self.load}
             answer.get(self.path, lambda body: self.refuse(404, "Not Found"))(body)
 
@@ -205,8 +213,8 @@ def main():
             sys.path.append(str(Path(__file__).resolve().parents[6]))
             from components.inference.vllm.proof import reference_logprobs
 
-            folder = adapters.get(model)
-            if given.fault == "stale" and folder is not None:
+            folder = adapters.get(model) or (weights[0 if given.fault == "stale" else -1] if weights else None)
+            if given.fault == "stale" and adapters:
                 folder = next(iter(adapters.values()))
             if given.fault == "discarded" and slept.is_set():
                 folder = None
