@@ -189,8 +189,8 @@ def _grpo(base_dir: Path, folder: Path) -> dict[str, Any]:
         ]
     choose = exactness.choose
 
-    def padded(policy: Any, max_length: int) -> Any:
-        _, transform = choose(policy, max_length)
+    def padded(policy: Any, max_length: int, streamed: Any = None) -> Any:
+        _, transform = choose(policy, max_length, streamed)
         _use_padded_rows(policy)
         return padded_layout, transform
 
