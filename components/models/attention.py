@@ -57,11 +57,13 @@ def grouped_attention(module, query, key, value, attention_mask, dropout=0.0, sc
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
-    from components.models import shared_attention, trie_attention
+    from components.models import gpu_attention, shared_attention, trie_attention
 
     softcap, s_aux = kwargs.get("softcap"), kwargs.get("s_aux")
     if kwargs.get("position_bias") is not None:
         raise ResourceError(f"{type(module).__name__} needs attention with position_bias, which is not supported")
+    if isinstance(attention_mask, gpu_attention.GpuMask):
+        attention_mask = attention_mask.of(query, key, value, softcap, s_aux)
     if isinstance(attention_mask, trie_attention.TrieMask | BlockMask):
         out = trie_attention.attend(query, key, value, attention_mask, scaling, softcap, s_aux)
         return out.transpose(1, 2).contiguous(), None

@@ -8,7 +8,7 @@ segments are cut into pieces that attend to all of themselves, and a block has t
 a CPU, the flash kernel computes these blocks, which are combined by their log-sum-exps (arXiv:2112.05682); the gradient
 of a block is the kernel's, given the log-sum-exp of the whole row (arXiv:2205.14135, algorithm 4). Capped scores
 (Gemma 2), which the kernel does not know, take the formulas of a block. An attention sink (gpt-oss) is one more key of
-each row, with the value 0. On a GPU, FlexAttention with a block mask is used or, if it is not available, a dense mask.
+each row, with the value 0. On a GPU, other masks are used (`gpu_attention`).
 
 Legend: N nodes, H heads, K key-value heads, G = H / K heads of a key-value head, D head dimension.
 """
@@ -16,18 +16,17 @@ Legend: N nodes, H heads, K key-value heads, G = H / K heads of a key-value head
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 
+from components.models import gpu_attention
+from components.models.gpu_attention import GpuMask, dense_mask
 from components.models.masks import FULL, AttentionRange, Paths, paths
-
-log = logging.getLogger(__name__)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -77,74 +76,25 @@ def trie_paths(ends_N: torch.Tensor, depths_N: torch.Tensor) -> Paths:
     return paths(lambda reach: mask(ends_N, depths_N, reach), 1, len(ends_N))
 
 
+DENSE_NODES = 2048
+"""Largest number of nodes of a pack that takes a dense mask on a GPU.
+
+FlexAttention compiles for up to 27 s (20 s, and 7 s more for other numbers of blocks), where a dense mask starts in
+0.3 s. On an H200, a step of 0.6 billion parameters on some 5,000 nodes took 0.141 s with FlexAttention and 0.170 s with
+a dense mask, and with the layers as a CUDA graph 0.087 and 0.149 s: compilation pays after 430 to 930 such steps, once
+for each root, which keeps the compiled kernels. As the difference grows with the square of the nodes, it pays after
+thousands of packs of 2,048 nodes, which few trainings compute.
+"""
+
+
 def mask(
     ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL
-) -> TrieMask | BlockMask | torch.Tensor:
-    """Return the mask for layers with this reach. On a GPU: a block mask, or a dense one."""
+) -> TrieMask | GpuMask | torch.Tensor:
+    """Return the mask for layers with this reach."""
     if ends_N.device.type == "cpu":
         return TrieMask(ends_N, depths_N, reach)
-    if flex_works():
-        return block_mask(ends_N, depths_N, reach)
-    return dense_mask(ends_N, depths_N, reach)
-
-
-TILE = 128
-"""Number of queries and of keys of a block of FlexAttention."""
-
-
-def block_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL) -> BlockMask:
-    """Return the block mask of FlexAttention, in memory that grows with N and (N / TILE)²: `create_block_mask` computes
-    all N² pairs of nodes. No operation waits for the device.
-
-    A block of earlier keys matters to queries from j on if one of them has descendants from j on, and is visible as a
-    whole if all of them have all of these queries as descendants. In layers with a window, some blocks count as partly
-    visible that are not visible at all; the mask function hides their pairs.
-    """
-    count = len(ends_N)
-    tiles = -(-count // TILE)
-
-    def per_tile(values_N: torch.Tensor, fill: int) -> torch.Tensor:
-        return functional.pad(values_N, (0, tiles * TILE - count), value=fill).view(tiles, TILE)
-
-    tile_K = torch.arange(tiles, device=ends_N.device)
-    tile_Q1, first_N = tile_K[:, None], reach.first(depths_N)
-    visible_QK = (tile_K < tile_Q1) & (per_tile(ends_N, 0).amax(1) > tile_Q1 * TILE)
-    visible_QK &= per_tile(depths_N, -1).amax(1) >= per_tile(first_N, count).amin(1)[:, None]
-    full_QK = (tile_K < tile_Q1) & (per_tile(ends_N, count).amin(1) >= (tile_Q1 + 1) * TILE)
-    full_QK &= per_tile(depths_N, count).amin(1) >= per_tile(first_N, 0).amax(1)[:, None]
-    partial_QK = (visible_QK & ~full_QK) | (tile_K == tile_Q1)
-    return BlockMask.from_kv_blocks(
-        *_tiles(partial_QK),
-        *_tiles(full_QK),
-        BLOCK_SIZE=TILE,
-        mask_mod=visible(ends_N, depths_N, reach),
-        seq_lengths=(count, count),
-    )
-
-
-def _tiles(chosen_QK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the (1, 1, Q) number of chosen tiles of keys, and the (1, 1, Q, K) tiles with the chosen ones first."""
-    order_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
-    return chosen_QK.sum(-1, dtype=torch.int32)[None, None], order_QK.int()[None, None]
-
-
-def dense_mask(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL) -> torch.Tensor:
-    """Return the (1, 1, N, N) bool mask, True where attention is allowed."""
-    nodes_N = torch.arange(len(ends_N), device=ends_N.device)
-    return visible(ends_N, depths_N, reach)(0, 0, nodes_N[:, None], nodes_N)[None, None]
-
-
-def visible(ends_N: torch.Tensor, depths_N: torch.Tensor, reach: AttentionRange = FULL) -> Any:
-    """Return the mask as a mask function of FlexAttention."""
-    first_N = reach.first(depths_N)
-
-    def ancestor(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key <= query) & (query < ends_N[key])
-
-    def near_ancestor(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key <= query) & (query < ends_N[key]) & (depths_N[key] >= first_N[query])
-
-    return ancestor if reach == FULL else near_ancestor
+    large = len(ends_N) > DENSE_NODES
+    return GpuMask(ends_N, depths_N, reach) if large else dense_mask(ends_N, depths_N, reach)
 
 
 def attend(
@@ -160,7 +110,7 @@ def attend(
     values and output may differ from that of queries and keys (latent attention). cap: of the scores. sinks_H: score of
     each head's attention sink."""
     if isinstance(trie_mask, BlockMask):
-        return _flex(query, key, value, trie_mask, scale, cap, sinks_H)
+        return gpu_attention.flex(query, key, value, trie_mask, scale, cap, sinks_H)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     parts = trie_mask.blocks if cap is None else trie_mask.small_blocks
     width, size = max(query.shape[-1], value.shape[-1]), value.shape[-1]
@@ -173,38 +123,6 @@ def _padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
     """Return a tensor padded to `width`: itself if it has that size, of which `pad` would return a copy."""
     missing = width - tensor.shape[-1]
     return functional.pad(tensor, (0, missing)) if missing else tensor
-
-
-def _flex(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    block_mask: BlockMask,
-    scale: float | None,
-    cap: float | None,
-    sinks_H: torch.Tensor | None,
-) -> torch.Tensor:
-    options: dict[str, Any] = {} if cap is None else {"score_mod": capped(cap)}
-    if sinks_H is not None:
-        options["return_aux"] = AuxRequest(lse=True)
-    grouped = query.shape[1] != key.shape[1]
-    output = _compiled()(query, key, value, block_mask=block_mask, scale=scale, enable_gqa=grouped, **options)
-    if sinks_H is None:
-        assert isinstance(output, torch.Tensor)
-        return output
-    out, sums = output[0], output[1].lse
-    share = torch.sigmoid(sums - sinks_H[:, None].to(sums.dtype))  # of the keys in the softmax sum with the sink
-    return (out * share[..., None]).to(out.dtype)
-
-
-@functools.cache
-def capped(cap: float) -> Any:
-    """Return the score function of FlexAttention that caps scores: always the same one, so that it is compiled once."""
-
-    def rule(score: torch.Tensor, *_: Any) -> torch.Tensor:
-        return cap * torch.tanh(score / cap)
-
-    return rule
 
 
 def blocks(
@@ -344,33 +262,3 @@ def _capped_scores(
     elif block.allowed_QK is not None:
         scores.masked_fill_(~block.allowed_QK, -torch.inf)
     return scores, 1 - ratio * ratio
-
-
-@functools.cache
-def flex_works() -> bool:
-    """Return True if FlexAttention compiles for the GPU, forward and backward. Cached."""
-    if not torch.cuda.is_available():
-        return False
-    count = 256  # fewer than 128 queries would use another kernel
-    try:
-        with torch.inference_mode(False), torch.enable_grad():  # the first caller may compute without gradients
-            query = torch.randn(1, 2, count, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-            ends_N, depths_N = torch.full((count,), count, device="cuda"), torch.arange(count, device="cuda")
-            tiles = block_mask(ends_N, depths_N)
-            _compiled()(query, query[:, :1], query[:, :1], block_mask=tiles, enable_gqa=True).sum().backward()
-    except Exception as error:  # noqa: BLE001  no compiler or no kernel for this GPU: the fallback is slower, not wrong
-        log.warning("FlexAttention cannot be used, attention takes a dense mask: %s", error)
-        return False
-    return True
-
-
-RECOMPILE_LIMIT = 64
-"""Maximum number of compiled kernels. Each combination of dtype, head counts, gradients or none, and one, two or more
-blocks needs its own; beyond torch's default of 8, attention would silently compute all scores."""
-
-
-@functools.cache
-def _compiled() -> Any:
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)  # torch.compile takes it from 2.12 on
-    return torch.compile(flex_attention, dynamic=True)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from components.algorithms.policy.packing import TokenSequence, pack
 from components.errors import ResourceError
-from components.models import attention, trie_attention
+from components.models import attention, gpu_attention, trie_attention
 from components.models.attention import grouped_attention, implementation, refuse_inexact
 from components.models.masks import FULL, AttentionRange
 from components.models.shared_attention import PrivateRun, Segment, Sharing, shared_mask
@@ -175,7 +175,7 @@ def test_attention_of_a_trie_and_its_gradient_are_those_of_a_dense_mask(reach, e
         total = total + inputs[-1].exp()[:, None, None]
     expected = ((exponentials / total) @ value.repeat_interleave(3, 1)).transpose(1, 2)
     expected_gradients = torch.autograd.grad(expected, inputs, seen)
-    for mask in (trie_attention.mask(ENDS_N, DEPTHS_N, reach), trie_attention.dense_mask(ENDS_N, DEPTHS_N, reach)):
+    for mask in (trie_attention.mask(ENDS_N, DEPTHS_N, reach), gpu_attention.dense_mask(ENDS_N, DEPTHS_N, reach)):
         out, _ = grouped_attention(torch.nn.Module(), query, key, value, mask, scaling=0.3, **extra)
         for ours, dense in zip(
             (out, *torch.autograd.grad(out, inputs, seen)), (expected, *expected_gradients), strict=True
@@ -189,13 +189,13 @@ def test_the_attention_of_a_gpu_is_the_same(reach, monkeypatch):
     """FlexAttention without a compiler, which computes on a CPU too."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    monkeypatch.setattr(trie_attention, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr(gpu_attention, "_compiled", lambda: flex_attention)
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)  # refuses gradients
     torch.manual_seed(0)
     options = {"dtype": torch.float64, "requires_grad": True}
     query, key, value = inputs = [torch.randn(1, heads, 12, 16, **options) for heads in (6, 2, 2)]
     inputs.append(torch.randn(6, **options))
-    block_mask = trie_attention.block_mask(ENDS_N, DEPTHS_N, reach)
+    block_mask = gpu_attention.block_mask(ENDS_N, DEPTHS_N, reach)
     for cap, sinks_H in product((None, 0.7), (None, inputs[-1])):
         results = []
         for mask in (block_mask, trie_attention.mask(ENDS_N, DEPTHS_N, reach)):
@@ -217,14 +217,14 @@ def test_blocks_of_a_gpu_hold_what_is_visible(reach, monkeypatch):
     from torch.nn.attention.flex_attention import create_block_mask
 
     draw = random.Random(0)
-    monkeypatch.setattr(trie_attention, "TILE", 4)
+    monkeypatch.setattr(gpu_attention, "TILE", 4)
     for _ in range(12):
         stem = [draw.randrange(9) for _ in range(draw.randrange(1, 30))]
         sequences = [stem[: draw.randrange(1, 30)] + [draw.randrange(3) for _ in range(20)] for _ in range(4)]
         (packed,) = pack([TokenSequence(tokens, [len(tokens) - 1]) for tokens in sequences], 1000)
         arguments, count = (packed.ends_N, packed.positions_N, reach), len(packed.ends_N)
-        ours = trie_attention.block_mask(*arguments)
-        rule = trie_attention.visible(*arguments)
+        ours = gpu_attention.block_mask(*arguments)
+        rule = gpu_attention.visible(*arguments)
         theirs = create_block_mask(rule, None, None, count, count, device="cpu", BLOCK_SIZE=4)
         full, partial, all_full, all_partial = (
             tiles(*columns)
@@ -249,7 +249,7 @@ def test_blocks_of_a_long_context_take_memory_by_tiles():
     count, branch = 1 << 17, 1 << 15
     depths_N = torch.arange(count) % branch
     with Sizes():
-        mask = trie_attention.block_mask((torch.arange(count) // branch + 1) * branch, depths_N)
+        mask = gpu_attention.block_mask((torch.arange(count) // branch + 1) * branch, depths_N)
     assert max(sizes) <= (count // 128) * (count // 128 + 1)
     assert mask.full_kv_num_blocks.sum() == 4 * 256 * 255 // 2
     assert mask.kv_num_blocks.sum() == count // 128

@@ -39,10 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COMMON, OWN = {"cpu": 48, "cuda": 96}, {"cpu": (24, 16), "cuda": (64, 48)}
-"""Number of tokens of the probe's sequences by type of device: those of the shared prefix, and those of each sequence
-after it. They are more than a chunk of 64 tokens of linear attention and, on a GPU, than the 128 queries below which
-FlexAttention takes another kernel."""
+COMMON, OWN = 48, (24, 16)
+"""Number of tokens of the probe's sequences: those of the shared prefix, and those of each sequence after it. They are
+more than a chunk of 64 tokens of linear attention."""
 MOST_TOKENS = 1000
 """Bound of the probe's token ids: of published vocabularies, the first ones are in use."""
 TOLERANCE = 1e-4
@@ -156,11 +155,11 @@ def probe_sequences(model: PreTrainedModel, max_length: int) -> list[TokenSequen
     """Return two sequences of random tokens with a shared prefix and different lengths, of at most `max_length` tokens.
     Every second token is a target, so that logits are needed at some places of a row only."""
     config = model.config.get_text_config()
-    longest_common, (first, second) = COMMON[model.device.type], OWN[model.device.type]
-    longest = longest_common + first
+    first, second = OWN
+    longest = COMMON + first
     limit = getattr(config, "max_position_embeddings", None) or 0  # XLNet says -1
     length = min(longest, max_length, limit if limit > 0 else longest)
-    common = length * longest_common // longest
+    common = length * COMMON // longest
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(min(config.vocab_size, MOST_TOKENS), (2, length), generator=generator).tolist()
     tokens[1][:common] = tokens[0][:common]
