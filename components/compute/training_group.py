@@ -72,6 +72,12 @@ class TrainingGroup:
                 f"{self.strategy}: cannot shard a quantized model (model.quantization={model.quantization}); "
                 "expected ddp",
             )
+        if model.cuda_graphs:
+            yield Problem(
+                f"{key}.strategy",
+                f"{self.strategy}: gathers weights during a pass, which model.cuda_graphs=true excludes; expected ddp, "
+                "or model.cuda_graphs=false",
+            )
         if model.lora is not None and model.lora.roles:
             yield Problem(
                 f"{key}.strategy",

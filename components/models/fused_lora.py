@@ -48,6 +48,14 @@ def fuse(model: Any) -> int:
     return sum(map(len, groups.values()))
 
 
+def forget(model: Any) -> None:
+    """Drop what the groups of a model have cached: a CUDA graph must not read it, nor leave its own there."""
+    for module in model.modules():
+        group = getattr(getattr(vars(module).get("forward"), "func", None), "__self__", None)
+        if isinstance(group, Group):
+            group.forget()
+
+
 class Group:
     """LoRA layers of the same input. The first one that is called with it computes the outputs of all."""
 
@@ -58,6 +66,10 @@ class Group:
         self._input: tuple[Any, ...] = ()
         """The input that these belong to, as `_state`."""
         self._rounded: dict[str, tuple[Any, ...]] = {}
+
+    def forget(self) -> None:
+        """Drop outputs that are not yet asked for, and rounded adapters."""
+        self._outputs, self._input, self._rounded = {}, (), {}
 
     def forward(self, layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the output of one of the layers."""

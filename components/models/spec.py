@@ -91,6 +91,8 @@ LONGEST_TEMPLATE = 1 << 20
 """Maximum size of a chat template in bytes. Published ones have up to 30 kB."""
 TEMPLATE = ("chat_template", "chat_template_kwargs", "call_form", "keep_reasoning")
 """Fields that change the chat template of a model's folder."""
+OF_MACHINE = {"device", "cuda_graphs"}
+"""Fields that depend on the machine, and are left out of stage keys."""
 _LATER = ("architecture", *TEMPLATE)
 """Fields that are left out while they are null or empty, so that they do not change stage keys."""
 
@@ -217,10 +219,29 @@ class ModelSpec(LocalModelSpec):
     (QLoRA, arXiv:2305.14314). Every stage computes with the quantized weights. Requires bitsandbytes."""
     lora: LoraSpec | None = LoraSpec()
     """LoRA adapter; null trains all weights (full fine-tuning)."""
+    cuda_graphs: bool = False
+    """Start the kernels of a training step's decoder, and of a decoding pass of the embedded engine, as CUDA graphs, by
+    one call of the host each. Requires a GPU, and an adapter without dropout on a model that is not quantized. false by
+    default, because it was tested on a simulated GPU only."""
+
+    @field_validator("cuda_graphs")
+    @classmethod
+    def _recordable(cls, value: bool, info: ValidationInfo) -> bool:
+        lora = info.data.get("lora")
+        if value and info.data.get("device") == "cpu":
+            raise ValueError("false with device=cpu: graphs need a GPU")
+        if value and (lora is None or lora.dropout or info.data.get("quantization") != "none"):
+            raise ValueError("false: graphs need an adapter (lora), lora.dropout=0 and quantization=none")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data = self._without_default(serialize)
+        return data if self.cuda_graphs else {name: value for name, value in data.items() if name != "cuda_graphs"}
 
     def key_part(self) -> dict[str, Any]:
         """Return the settings that determine results of stages that train the model, for stage keys."""
-        return {**self.model_dump(mode="json", exclude={"device"}), **self.content()}
+        return {**self.model_dump(mode="json", exclude=OF_MACHINE), **self.content()}
 
     def base(self) -> ModelSpec:
         """Return the spec with the default of `lora`, for stages that do not train."""

@@ -14,7 +14,7 @@ import yaml
 from components.artifacts import Artifact, Store
 from components.errors import Problem, ResourceError, SpecError
 from components.inference.engines.litellm import LiteLLMSpec
-from components.models.spec import ModelSpec
+from components.models.spec import OF_MACHINE, ModelSpec
 from components.specs import validate
 from components.specs.access import accesses
 from flows.experiment.spec import ExperimentSpec
@@ -147,7 +147,8 @@ def _trained(
             f"{KEY}={name}: the checkpoint of step {number} of run {run.short} is no longer in {store.root}; run it "
             "again"
         )
-    model = validate(ModelSpec, run.spec["model"], path="model").model_copy(update={"device": spec.model.device})
+    own = {name: getattr(spec.model, name) for name in OF_MACHINE}
+    model = validate(ModelSpec, run.spec["model"], path="model").model_copy(update=own)
     if (model.name, model.source) != (spec.model.name, spec.model.source):  # else the command names it itself
         admit(map(str, accesses(model, "model")), f"run {run.short}", trust)
     description = f"run {run.short} ({run.name}, seed {run.seed}) after step {number}"

@@ -39,6 +39,21 @@ def lacking(spec: ExperimentSpec) -> Iterator[str]:
     yield from (text.replace("reward.model", "flow.author") for text in lacked_by(authors, spec.judge.budget))
     yield from _lacked_by_places(spec, PLACED)
     yield from _unsuitable_dtypes(spec)
+    yield from _graphs_without_gpu(spec)
+
+
+def _graphs_without_gpu(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield a message if CUDA graphs are requested for a stage that computes on a CPU."""
+    from components.models.cuda_graphs import require_gpu
+    from components.models.weights import pick_device
+
+    for stage in ("collect", "train", "evaluate") if spec.model.cuda_graphs else ():
+        hardware = spec.compute.place(stage).hardware
+        try:
+            if hardware in ("this machine", "cpu"):
+                require_gpu(pick_device(spec.model.device) if hardware == "this machine" else hardware)
+        except ResourceError as error:
+            yield str(error)
 
 
 def _unsuitable_dtypes(spec: ExperimentSpec) -> Iterator[str]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from components.artifacts import Artifact, lock_file
 from components.artifacts.keys import json_digest
 from components.errors import EspalierError
+from components.models.spec import OF_MACHINE
 from flows.experiment.requests import Requests
 from flows.history.records import Notice
 from flows.stages.base import Request
@@ -67,7 +68,7 @@ def tags(execution: Execution, outcome: RunOutcome) -> dict[str, str]:
     """Return the tags of a version that later comparisons need."""
     assert outcome.checkpoint is not None
     spec = execution.spec
-    model = spec.resolve_dtypes(spec.model, "evaluate").model_dump(mode="json", exclude={"device"})
+    model = spec.resolve_dtypes(spec.model, "evaluate").model_dump(mode="json", exclude=OF_MACHINE)
     evaluated = {}
     if outcome.evaluations:
         setup = evaluation_digest(_evaluation(execution, outcome))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 import tempfile
 import threading
@@ -27,7 +28,7 @@ from components.artifacts import Artifact, Draft, Store
 from components.artifacts.roots import check_root, private_root
 from components.compute.spec import Strategy
 from components.errors import ResourceError
-from components.models.spec import ModelSpec
+from components.models.spec import OF_MACHINE, ModelSpec
 from components.models.weights import CACHE
 from components.specs import Spec, Target
 from components.tracking.stages import METRICS_ONLY, StageTracking
@@ -147,6 +148,10 @@ def _no_followers(draft: Path, scratch: Path) -> None:
     """Do nothing: no other process takes part in the stage."""
 
 
+COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "torch", "TRITON_CACHE_DIR": "triton"}
+"""Environment variables of the caches of compiled kernels, with their folders below `ROOT/compiled`."""
+
+
 @dataclass(frozen=True)
 class Context:
     """Environment of stages. All stages of a run share it, except `key`, `seed` and `scratch`, which belong to one
@@ -178,9 +183,12 @@ class Context:
     @classmethod
     def at(cls, root: str | Path, store: str | None = None, **options: Any) -> Context:
         """Return the context of the run root `root`. store: URI of the remote artifact store, if there is one. Raises
-        ResourceError for a root that is not private (`components.artifacts.roots`)."""
+        ResourceError for a root that is not private (`components.artifacts.roots`). Kernels that torch compiles in this
+        process and its children are cached below the root, unless the user has set another folder."""
         root = Path(root).absolute()
         check_root(root)
+        for name, folder in COMPILED.items():
+            os.environ.setdefault(name, str(root / "compiled" / folder))
         return cls(Store(root / "artifacts", store), root / CACHE, **options)
 
     @classmethod
@@ -363,4 +371,4 @@ def input_pattern(declared: str) -> str:
 
 def base_model(model: ModelSpec) -> dict[str, Any]:
     """Return the parts of a model spec that determine the results of stages that do not train, for the stage key."""
-    return model.model_dump(exclude={"lora", "device"}) | model.content()
+    return model.model_dump(exclude={"lora", *OF_MACHINE}) | model.content()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from components.errors import SpecError
+from components.errors import ResourceError, SpecError
+from components.models import gpus
 from flows.experiment.compose import compose
+from flows.experiment.prerequisites import check_keys
 from flows.planning.plan import plan
 from tests.flows.pretend import spec_of
 
@@ -132,3 +136,23 @@ INVALID = [
 
 def test_invalid_values_are_described_in_words_of_a_config_file():
     assert [(lines, path, problems(*lines)[path][0]) for lines, path, _ in INVALID] == INVALID
+
+
+GRAPHS = {
+    ("model.device=cpu",): ("model.cuda_graphs", "true: expected false with device=cpu: graphs need a GPU"),
+    ("model.lora.dropout=0.1",): ("model.cuda_graphs", "true: expected false: graphs need an adapter (lora)"),
+    ("model.lora=null",): ("model.cuda_graphs", "true: expected false: graphs need an adapter (lora)"),
+    ("model.quantization=nf4",): ("model.cuda_graphs", "true: expected false: graphs need an adapter (lora)"),
+    ("algorithm.gradient_checkpointing=true",): ("algorithm.gradient_checkpointing", "true: reads random states"),
+    ("compute=fsdp", "compute.places.fsdp.processes=2"): ("compute.places.fsdp.strategy", "fsdp: gathers weights"),
+}
+
+
+def test_graphs_are_refused_with_what_they_cannot_record(monkeypatch):
+    for lines, (key, message) in GRAPHS.items():
+        found = problems("model.cuda_graphs=true", *lines)
+        assert list(found) == [key], lines
+        assert found[key][0].startswith(message)
+    monkeypatch.setattr(gpus, "DEVICES", Path("/nonexistent"))
+    with pytest.raises(ResourceError, match=r"model\.cuda_graphs = true: needs a GPU, .* device='cpu'"):
+        check_keys(compose(["+experiment=smoke", "model.cuda_graphs=true"]))

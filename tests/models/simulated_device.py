@@ -8,12 +8,14 @@ placement only: nothing about kernels, dtypes or the memory of a GPU.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 DEVICE = torch.device("meta")
@@ -54,6 +56,9 @@ class OnDevice(torch.Tensor):
         WAITED["tolist"] += 1
         return self.values.tolist()
 
+    def data_ptr(self) -> int:
+        return self.values.data_ptr()
+
     def numpy(self, **_: Any) -> Any:
         raise TypeError("can't convert a tensor of the device to numpy; use Tensor.cpu() first")
 
@@ -64,6 +69,56 @@ class OnDevice(torch.Tensor):
 
 WAITED: Counter[str] = Counter()
 """Number of operations for which the CPU waited for the device, by operation."""
+
+
+Operation = tuple[Any, Any, dict[str, Any], Any]
+"""Operation, its arguments, and its result: plain tensors."""
+TAPE: list[Operation] | None = None
+"""Operations of the function that is being recorded."""
+
+
+class SimulatedRecorder:
+    """`GraphRecorder` of the device. A replay computes the recorded operations on the recorded tensors, no more. Until
+    then, the results are NaN."""
+
+    def warm_up(self, function: Callable[[], object]) -> None:
+        function()
+
+    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        global TAPE
+        assert TAPE is None, "functions are recorded one at a time"
+        TAPE = tape = []
+        try:
+            result = function()
+        finally:
+            TAPE = None
+        for operation in tape:
+            for tensor, _ in _made(operation, operation[-1]):
+                if tensor.is_floating_point():
+                    tensor.fill_(torch.nan)
+        return result, partial(_replay, tape)
+
+
+@torch.no_grad()
+def _replay(tape: list[Operation]) -> None:
+    for operation in tape:
+        func, args, kwargs, _ = operation
+        for tensor, again in _made(operation, func(*args, **kwargs)):
+            tensor.copy_(again)
+
+
+def _made(operation: Operation, results: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the recorded results of an operation in memory of their own, not in that of an argument, and the new
+    ones."""
+    _, args, kwargs, recorded = operation
+    tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+    memory = {one.untyped_storage().data_ptr() for one in tensors}
+    pairs = zip(tree_leaves(recorded), tree_leaves(results), strict=True)
+    return [
+        (old.detach(), new)
+        for old, new in pairs
+        if isinstance(old, torch.Tensor) and old.untyped_storage().data_ptr() not in memory
+    ]
 
 
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -80,10 +135,16 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     masks = func in INDEXED and any(one.dtype == torch.bool for one in tree_flatten(args[1])[0] if one is not None)
     if func in WAITS or leaves or masks or (func in INDEXED and elsewhere):
         WAITED[str(func)] += 1
+        if TAPE is not None:
+            raise RuntimeError(f"{func} waits for the device in a recorded function")
+    if TAPE is not None and func in COPIES and elsewhere:
+        raise RuntimeError(f"{func} copies from the host in a recorded function: a graph would always copy the same")
     plain_args, plain_kwargs = tree_map_only(OnDevice, lambda one: one.values, (args, dict(kwargs)))
     if target is not None:
         plain_kwargs["device"] = torch.device("cpu")
     result = func(*plain_args, **plain_kwargs)
+    if TAPE is not None:
+        TAPE.append((func, plain_args, plain_kwargs, result))
     if leaves or not isinstance(result, torch.Tensor | list | tuple):
         return result
     if func is aten.copy_.default and not isinstance(args[0], OnDevice):

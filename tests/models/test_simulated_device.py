@@ -81,26 +81,7 @@ def test_a_step_waits_for_the_device_at_its_end_only(base_dir, tmp_path, spec, o
         assert sum(WAITED.values()) == 2 + before, (pack_tokens, WAITED)
 
 
-@pytest.fixture
-def on_device(monkeypatch):
-    """Let the embedded engine compute on the simulated device; its passes run in a thread, without inference mode,
-    which wrapped tensors do not support."""
-    monkeypatch.setattr(engines, "pick_device", lambda device: device)
-    sample = engines.TransformersEngine._pass.__wrapped__
-
-    def computed(self):
-        before = Counter(WAITED)
-        with SimulatedDevice(), torch.no_grad():
-            WAITED.update(before)
-            return sample(self)
-
-    def use():
-        monkeypatch.setattr(engines.TransformersEngine, "_pass", computed)
-
-    return use
-
-
-def responses(base_dir, adapter, device):
+def responses(base_dir, adapter, device, **options):
     """Return tokens and log-probabilities of responses, and the number of waits per pass."""
     samplings = (
         Sampling(max_tokens=6),
@@ -112,7 +93,7 @@ def responses(base_dir, adapter, device):
         ChatRequest([{"role": "user", "content": "hello " + "a" * index}], [], "v1", sampling, index)
         for index, sampling in enumerate(samplings)
     ]
-    engine = engines.TransformersEngine(base_dir, max_length=128, device=device, slots=2)
+    engine = engines.TransformersEngine(base_dir, max_length=128, device=device, slots=2, **options)
     engine.load_policy("v1", str(adapter))
 
     async def all_of_them():

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from components.errors import ArtifactError
 from components.models import trie_attention
@@ -343,13 +344,27 @@ LayoutFunction = Callable[[Pack], Layout]
 
 def trie_layout(pack: Pack) -> Layout:
     """Return a layout with one row that contains each node once."""
-    inputs = {
-        "input_ids": pack.token_ids_N[None],
-        "position_ids": pack.positions_N[None],
-        "attention_mask": trie_attention.trie_paths(pack.ends_N, pack.positions_N),
+    inputs = trie_inputs(pack.token_ids_N, pack.positions_N, pack.ends_N)
+    return Layout(inputs, torch.zeros_like(pack.predicting_U), pack.predicting_U)
+
+
+def trie_inputs(token_ids_N: torch.Tensor, positions_N: torch.Tensor, ends_N: torch.Tensor) -> dict[str, Any]:
+    """Return the arguments of a model's forward pass on the nodes of a trie."""
+    return {
+        "input_ids": token_ids_N[None],
+        "position_ids": positions_N[None],
+        "attention_mask": trie_attention.trie_paths(ends_N, positions_N),
         "use_cache": False,
     }
-    return Layout(inputs, torch.zeros_like(pack.predicting_U), pack.predicting_U)
+
+
+def padded_nodes(pack: Pack, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return token ids, positions and ends of `size` nodes: those of the pack, and roots without descendants."""
+    count = len(pack.token_ids_N)
+    token_ids_N, positions_N = (functional.pad(x_N, (0, size - count)) for x_N in (pack.token_ids_N, pack.positions_N))
+    ends_N = torch.arange(1, size + 1, device=pack.ends_N.device)
+    ends_N[:count] = pack.ends_N
+    return token_ids_N, positions_N, ends_N
 
 
 def padded_layout(pack: Pack) -> Layout:

@@ -20,12 +20,14 @@ from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import exactness, head_logprobs, sharded
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.full_finetuning import FullFinetuning
+from components.algorithms.policy.graphed import GraphedDecoder
 from components.algorithms.policy.logits import LogitHead, identity
 from components.algorithms.policy.packing import Layout, Pack, padded_layout
 from components.algorithms.policy.role_adapters import RoleAdapters
 from components.compute.spec import Strategy
 from components.errors import ResourceError
 from components.models import distribution
+from components.models.cuda_graphs import GraphRecorder, require_gpu
 from components.models.distribution import Cut
 from components.models.layer_kinds import decoder
 from components.models.spec import ModelSpec
@@ -80,6 +82,15 @@ class Policy:
         self._set_dropout()
         if streamed is not None:
             self._shard(strategy, streamed.fill)
+        if spec.cuda_graphs:
+            assert streamed is None, "CUDA graphs of sharded weights are refused by `TrainingGroup`"
+            require_gpu(self.device)
+            if self.padded:
+                raise ResourceError(
+                    f"model.cuda_graphs = true: {spec.name} is trained on padded rows, which have no graphs; set "
+                    "model.cuda_graphs=false"
+                )
+            self.graphs = GraphedDecoder(decoder(self.base), GraphRecorder())
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -206,7 +217,10 @@ class Policy:
     def hidden(self, pack: Pack) -> torch.Tensor:
         """Return the (U, D) last hidden states, after the final norm, of the nodes that predict a sampled token."""
         layout = self._prepared(pack)
-        return layout.states(decoder(self.base)(**layout.inputs).last_hidden_state)
+        hidden = None
+        if self.graphs is not None:
+            hidden = self.graphs.hidden(pack.to(self.device), pack.role if self.by_role else "")
+        return layout.states(decoder(self.base)(**layout.inputs).last_hidden_state if hidden is None else hidden)
 
     def add_adapter(self, name: str) -> None:
         """Add or overwrite another adapter on the same base, as a copy of the trained one without dropout."""
@@ -250,6 +264,9 @@ class Policy:
             self._role_adapters.select(pack.role)
         return self._layout(pack.to(self.device))
 
+    graphs: GraphedDecoder | None = None
+    """CUDA graphs of the decoder; None without `model.cuda_graphs`."""
+
     penalty: Penalty | None = None
     """Penalty on the parameters that is added to the loss."""
 
@@ -280,6 +297,7 @@ class Policy:
     def checkpoint_layers(self, on: bool) -> None:
         """Enable or disable gradient checkpointing: layers store only their input and are recomputed in the backward
         pass. Raises ResourceError if the model does not support it."""
+        assert not (on and self.graphs), "CUDA graphs of checkpointed layers are refused by `computing.training`"
         if on and not self.base.supports_gradient_checkpointing:
             raise ResourceError(
                 f"algorithm.gradient_checkpointing = true: {type(self.base).__name__} does not support it; expected "

@@ -18,7 +18,7 @@ from components.models.spec import ModelSpec
 from components.models.trained_weights import role_folders
 
 if TYPE_CHECKING:
-    from components.inference.transformers.batch import Turns
+    from components.inference.transformers.turns import Turns
 
 
 class EmbeddedSpec(EngineSpec):
@@ -52,14 +52,15 @@ class EmbeddedSpec(EngineSpec):
         return True
 
     def build_roles(self, model: ModelSpec, host: EngineHost, roles: Sequence[str]) -> ModelEngine:
-        from components.inference.transformers.batch import Turns
+        from components.inference.transformers.turns import Turns
 
         turns = Turns()
         return RoleEngines({role: self._engine(model, host, len(roles), turns) for role in roles})
 
     def _engine(self, model: ModelSpec, host: EngineHost, share: int = 1, turns: Turns | None = None) -> ModelEngine:
         """Return an engine. share: number of engines that share the memory of the cache."""
-        from components.inference.transformers.engine import TransformersEngine, default_cache_bytes
+        from components.inference.transformers.engine import TransformersEngine
+        from components.inference.transformers.state_batch import default_cache_bytes
         from components.models.weights import pick_device, prepare
 
         return TransformersEngine(
@@ -69,6 +70,7 @@ class EmbeddedSpec(EngineSpec):
             device=model.device,
             cache_bytes=default_cache_bytes(pick_device(model.device)) // share,
             turns=turns,
+            cuda_graphs=model.cuda_graphs,
         )
 
 

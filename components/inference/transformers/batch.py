@@ -23,9 +23,18 @@ from components.errors import EngineError, PromptRefused
 from components.inference.grammar_compiler import Matcher
 from components.inference.growing_text import GrowingText, StopDetector
 from components.inference.protocol import ChatRequest, TextRequest, TokenLogprobs, parameter_of
+from components.inference.transformers.decoding_graphs import DecodingGraphs
 from components.inference.transformers.kv_slots import KVSlots
-from components.inference.transformers.prefixes import SHARED_TOKENS, partition, shared_prefix
-from components.inference.transformers.sampling import LogitEditor, PassInterrupted, ReasoningLimit, distributions, draw
+from components.inference.transformers.prefixes import SHARED_TOKENS, partition, shared_prefix, shares_tokens
+from components.inference.transformers.sampling import (
+    LogitEditor,
+    PassInterrupted,
+    ReasoningLimit,
+    distributions,
+    draw,
+    likeliest,
+)
+from components.models.cuda_graphs import GraphRecorder
 from components.models.shared_attention import Sharing
 
 PREFILL_TOKENS = 4096
@@ -86,12 +95,21 @@ class Row:
 class Batch:
     """Active sequences of a model. slots: maximum number of them. stop_ids: tokens that end a sequence."""
 
-    def __init__(self, model: Any, *, slots: int, max_length: int, device: str, stop_ids: frozenset[int]):
+    def __init__(
+        self,
+        model: Any,
+        *,
+        slots: int,
+        max_length: int,
+        device: str,
+        stop_ids: frozenset[int],
+        graphed: bool = False,
+    ):
         self.model = model
         self.slots = slots
         self.max_length = max_length
         self.device = device
-        self.stop_ids = stop_ids
+        self.stop_ids, self.graphed = stop_ids, graphed
         self.active: list[Row] = []
         self.shared_tokens: float = SHARED_TOKENS if device == "cpu" and model.dtype == torch.float32 else math.inf
         """Least saving for which shared prefixes are read once (`prefixes.partition`); infinite never does."""
@@ -105,8 +123,14 @@ class Batch:
 
     def release(self) -> None:
         """Free the cache; it is allocated again on use."""
-        vars(self).pop("cache", None)
+        vars(self).pop("graphs", None)
+        self.forget()
         torch.cuda.empty_cache()  # for other processes; does nothing without a GPU
+
+    def forget(self) -> None:
+        """Drop all sequences, which other weights computed. The memory of a cache that graphs use stays."""
+        if vars(self).get("graphs") is None:
+            vars(self).pop("cache", None)
         self._held: list[list[int]] = [[] for _ in range(self.slots)]
         """Tokens whose keys and values are in each slot."""
         self._used = [0] * self.slots
@@ -122,6 +146,11 @@ class Batch:
     def cache(self) -> Any:
         """Keys and values of the slots."""
         return KVSlots(self.model.config.get_text_config(), self.slots, self.max_length, self.model.dtype, self.device)
+
+    @cached_property
+    def graphs(self) -> DecodingGraphs | None:
+        """Graphs of the decoding passes; None unless `graphed`."""
+        return DecodingGraphs(self.model, self.cache, GraphRecorder()) if self.graphed else None
 
     def park_cancelled_rows(self) -> None:
         """Remove the active rows whose callers have gone."""
@@ -281,7 +310,7 @@ class Batch:
             raise PassInterrupted
         self.counters["passes"] += 1
         self.progressed = time.monotonic()
-        return self._compute(tokens.to(self.device), positions.to(self.device), rows, logits, sharing)
+        return self._compute(tokens, positions, rows, logits, sharing)
 
     def _compute(
         self,
@@ -291,6 +320,10 @@ class Batch:
         logits: int | None,
         sharing: Sharing | None,
     ) -> torch.Tensor:
+        graphs = self.graphs if isinstance(rows, slice) else None
+        if graphs is not None and (logits_B1V := graphs.logits(tokens, positions)) is not None:
+            return logits_B1V
+        tokens, positions = tokens.to(self.device), positions.to(self.device)
         mask = self.cache.aim(rows if isinstance(rows, slice) else rows.to(self.device), positions, sharing)
         return self.model(
             input_ids=tokens,
@@ -363,39 +396,5 @@ def edit(row: Row, logits_V: torch.Tensor) -> None:
 
 
 def missing(row: Row) -> int:
-    """Return the number of tokens before the last that are not cached: of the prompt, and of a response that began
-    earlier."""
+    """Return the number of tokens before the last that are not cached, of prompt and response."""
     return len(row.prompt) + len(row.sampled) - 1 - row.cached
-
-
-def shares_tokens(a: list[int], b: list[int], count: int) -> bool:
-    """Return True if the first `count` tokens are equal. The last one, which differs most often, is compared first."""
-    return min(len(a), len(b)) >= count and a[count - 1] == b[count - 1] and a[:count] == b[:count]
-
-
-def likeliest(logps_TV: torch.Tensor, count: int) -> list[TokenLogprobs]:
-    """Return the `count` most likely tokens of each of T distributions, without tokens that cannot be sampled."""
-    values_TK, ids_TK = logps_TV.topk(min(count, logps_TV.shape[-1]), dim=-1)
-    return [
-        [(token, logprob) for token, logprob in zip(ids, values, strict=True) if logprob > -torch.inf]
-        for ids, values in zip(ids_TK.tolist(), values_TK.tolist(), strict=True)
-    ]
-
-
-class Turns:
-    """Passes of several engines that compute together, one at a time on each event loop.
-
-    The passes come in the order in which the engines ask, so the requests of each do not depend on how long the others
-    take, and all samples are the same in every run, as those of a single engine.
-    """
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = asyncio.Lock()
-
-    def turn(self) -> asyncio.Lock:
-        """Return the lock to hold during a pass on the running event loop."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._lock = loop, asyncio.Lock()
-        return self._lock

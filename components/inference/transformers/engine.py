@@ -50,9 +50,10 @@ from components.inference.protocol import (
     TextRequest,
 )
 from components.inference.token_texts import added_tokens, text_prompt
-from components.inference.transformers.batch import Row, Turns
+from components.inference.transformers.batch import Row
 from components.inference.transformers.sampling import LogitEditor, PassInterrupted, ReasoningLimit
-from components.inference.transformers.state_batch import fitting_batch
+from components.inference.transformers.state_batch import default_cache_bytes, fitting_batch
+from components.inference.transformers.turns import Turns
 from components.models import attention, packed_weights, trained_weights
 from components.models.stored_names import to_parameters
 from components.models.weights import load_model, load_tokenizer, pick_device
@@ -66,7 +67,7 @@ class TransformersEngine:
 
     base_dir: local model folder. max_length: maximum sequence length in tokens. slots: maximum number of concurrent
     conversations, reduced if their cache would exceed `cache_bytes`: by default 8 GB of memory, or a quarter of a GPU.
-    turns: shared by the engines that compute one after the other.
+    turns: shared by the engines that compute one after the other. cuda_graphs: start decoding passes as CUDA graphs.
     Raises ResourceError for models that it cannot run exactly (a cache of their own, no chat template).
     """
 
@@ -80,6 +81,7 @@ class TransformersEngine:
         slots: int = 128,
         cache_bytes: int | None = None,
         turns: Turns | None = None,
+        cuda_graphs: bool = False,
     ):
         self.base_dir = Path(base_dir)
         self.device = pick_device(device)
@@ -112,6 +114,7 @@ class TransformersEngine:
             max_length=self.max_length,
             device=self.device,
             stop_ids=self.stop_ids,
+            graphed=cuda_graphs,
         )
         self.slots = self.batch.slots
         self.counters = self.batch.counters
@@ -148,7 +151,7 @@ class TransformersEngine:
         packed_weights.pack(self.model, [self._parameters[name] for name in parameters])
         self._changed = list(changed)
         self._policy = version
-        self.release()
+        self.batch.forget()
 
     def release(self) -> None:
         """Free the cache; it is allocated again on use."""
@@ -393,10 +396,3 @@ def report(row: Row, text: str, first: int) -> None:
     elif request.listener is not None:
         calls, reasoning = (row.growing.calls, row.growing.reasoning) if row.growing else ((), "")
         request.listener(Increment(text, tokens, logprobs, prompt, request.policy, likeliest, calls, reasoning))
-
-
-def default_cache_bytes(device: str) -> int:
-    """Return the memory of the cache on a device: a trainer may need the rest."""
-    if torch.device(device).type != "cuda":
-        return 8_000_000_000
-    return int(torch.cuda.get_device_properties(device).total_memory) // 4

@@ -47,6 +47,7 @@ class KVSlots:
         """Numbers of the slots of `_rows`, on the device: indices on the CPU would be copied in each layer."""
         self._positions = torch.empty(0, 0, dtype=torch.long)
         self._width = 0
+        self._reads_all = False
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a slot to another."""
@@ -64,9 +65,16 @@ class KVSlots:
         """Zero a slot with values that are not finite: they would propagate even if masked."""
         self.kv[:, :, slot].zero_()
 
-    def aim(self, rows: slice | torch.Tensor, positions: torch.Tensor, sharing: Sharing | None = None) -> Paths:
+    def aim(
+        self,
+        rows: slice | torch.Tensor,
+        positions: torch.Tensor,
+        sharing: Sharing | None = None,
+        width: int | None = None,
+    ) -> Paths:
         """Set the target of the next forward pass: batch row i writes slot rows[i] at positions[i] (B, Q). Return its
-        attention over the tokens that are read. sharing: what the rows share, for one token of each.
+        attention over the tokens that are read. sharing: what the rows share, for one token of each. width: number of
+        tokens to read of each slot; None reads as many as the positions need, which waits for the device.
 
         Positions of padding beyond the capacity are clamped to the last one, which nothing reads before the sequence's
         own token is there.
@@ -77,7 +85,8 @@ class KVSlots:
             self._numbers = torch.arange(rows.start, rows.stop, device=positions.device)
         else:
             self._numbers = rows
-        self._width = int(positions.max()) + 1
+        self._width = int(positions.max()) + 1 if width is None else width
+        self._reads_all = width is not None
         return paths(partial(self._mask, sharing), *positions.shape)
 
     def _mask(self, sharing: Sharing | None, reach: AttentionRange) -> SlotMask:
@@ -88,7 +97,7 @@ class KVSlots:
             mask_B1QK = (torch.arange(self._width, device=last_BQ1.device) <= last_BQ1)[:, None]
             return SlotMask(mask_B1QK) if sharing is None else shared_mask(mask_B1QK, sharing)
         first_BQ1 = reach.first(last_BQ1)
-        start = int(first_BQ1.min())
+        start = 0 if self._reads_all else int(first_BQ1.min())
         tokens_K = torch.arange(start, self._width, device=last_BQ1.device)
         return SlotMask(((first_BQ1 <= tokens_K) & (tokens_K <= last_BQ1))[:, None], start)
 

@@ -77,3 +77,8 @@ def _runs(starts: list[int], stops: list[int]) -> Iterator[PrivateRun]:
         else:
             run = PrivateRun(run.first, row + 1, start, stop)
     yield run
+
+
+def shares_tokens(a: list[int], b: list[int], count: int) -> bool:
+    """Return True if the first `count` tokens are equal. The last one, which differs most often, is compared first."""
+    return min(len(a), len(b)) >= count and a[count - 1] == b[count - 1] and a[:count] == b[:count]

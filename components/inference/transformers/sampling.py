@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from components.errors import Problem, SpecError
-from components.inference.protocol import NO_CHANGE, LogitChange, Sampling
+from components.inference.protocol import NO_CHANGE, LogitChange, Sampling, TokenLogprobs
 from components.models.distribution import Cut, support_mask
 from components.trajectories.chat import ChatFormat
 
@@ -88,6 +88,15 @@ def distributions(logits_BV: torch.Tensor, samplings: Sequence[Sampling]) -> tor
 def truncate(logps_V: torch.Tensor, cut: Cut) -> torch.Tensor:
     """Return log-probabilities renormalized over the tokens that can be sampled (`components.models.distribution`)."""
     return logps_V.masked_fill(~support_mask(logps_V[None], cut)[0], -torch.inf).log_softmax(-1)
+
+
+def likeliest(logps_TV: torch.Tensor, count: int) -> list[TokenLogprobs]:
+    """Return the `count` most likely tokens of each of T distributions, without tokens that cannot be sampled."""
+    values_TK, ids_TK = logps_TV.topk(min(count, logps_TV.shape[-1]), dim=-1)
+    return [
+        [(token, logprob) for token, logprob in zip(ids, values, strict=True) if logprob > -torch.inf]
+        for ids, values in zip(ids_TK.tolist(), values_TK.tolist(), strict=True)
+    ]
 
 
 class ReasoningLimit:

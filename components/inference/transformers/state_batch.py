@@ -18,6 +18,7 @@ from components.inference.transformers.batch import Batch, Row, missing
 from components.inference.transformers.kv_slots import adopt, heads_and_dim
 from components.inference.transformers.row_caches import RowCaches, check
 from components.models import attention
+from components.models.cuda_graphs import require_gpu
 from components.models.shared_attention import Sharing
 
 
@@ -56,7 +57,7 @@ class StateBatch(Batch):
         sharing: Sharing | None,
     ) -> torch.Tensor:
         slots = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        result: torch.Tensor = self.cache.compute(tokens, slots, logits)
+        result: torch.Tensor = self.cache.compute(tokens.to(self.device), slots, logits)
         return result
 
 
@@ -67,6 +68,8 @@ def fitting_batch(model: Any, name: str, slots: int, cache_bytes: int, *, max_le
     def fitting(per_sequence: int) -> dict[str, Any]:
         return {"slots": max(1, min(slots, cache_bytes // per_sequence)), "max_length": max_length, **arguments}
 
+    if arguments.get("graphed"):
+        require_gpu(arguments["device"])
     reasons = attention.beyond_slots(model)
     if not reasons and (problem := adopt(model)) is not None:
         reasons = [problem]
@@ -74,6 +77,11 @@ def fitting_batch(model: Any, name: str, slots: int, cache_bytes: int, *, max_le
         config = model.config.get_text_config()
         heads, dim = heads_and_dim(config)
         return Batch(model, **fitting(2 * config.num_hidden_layers * heads * dim * model.dtype.itemsize * max_length))
+    if arguments.get("graphed"):
+        raise ResourceError(
+            f"model.cuda_graphs = true: {name} ({', '.join(reasons)}) has no table of keys and values, which graphs "
+            "need; set model.cuda_graphs=false, or inference=vllm"
+        )
     try:
         continues = check(model)
     except ResourceError as error:
@@ -83,3 +91,10 @@ def fitting_batch(model: Any, name: str, slots: int, cache_bytes: int, *, max_le
         ) from error
     per_sequence = RowCaches(model, 1, continues=continues).bytes_of(max_length)
     return StateBatch(model, continues=continues, **fitting(per_sequence))
+
+
+def default_cache_bytes(device: str) -> int:
+    """Return the memory of the cache on a device: a trainer may need the rest."""
+    if torch.device(device).type != "cuda":
+        return 8_000_000_000
+    return int(torch.cuda.get_device_properties(device).total_memory) // 4

@@ -189,5 +189,8 @@ def training(
     checks again."""
     unsharded = "ewc" if ewc is not None else algorithm.name if algorithm.has_critic else None
     key = f"compute.places.{place}"
+    if model.cuda_graphs and algorithm.gradient_checkpointing:
+        text = "true: reads random states on the host, which model.cuda_graphs=true excludes; expected one of the two"
+        yield Problem("algorithm.gradient_checkpointing", text)
     yield from compute.places[place].training_problems(key, model, algorithm.max_grad_norm)
     yield from compute.places[place].group_problems(key, collect.scenarios, model, unsharded)
