@@ -76,6 +76,7 @@ MISTAKES = {
     ): "collect.overlap: 1: with model.lora=null a server has",
     ("model.lora=null", "inference.on_swap=finish"): "inference.on_swap: finish: with model.lora=null",
     ("model.lora=null", "inference.urls=[http://a/v1]"): "inference.urls: running servers, which would have other",
+    ("model.lora=null", "collect.opponent=base"): "collect.opponent: base: with model.lora=null",
     ("model.lora=null", "compute=process", "compute.parallel=2"): "compute.parallel: 2: with model.lora=null",
     ("inference.urls=[there]",): "inference.urls",
     ("+inference.arguments.port=3",): "port is set by the run",

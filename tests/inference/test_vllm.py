@@ -152,6 +152,19 @@ def test_a_server_that_dies_is_started_again_and_given_its_adapter(start, connec
         server.check()
 
 
+def test_a_server_that_was_given_all_weights_is_not_started_again(start, connect, base_dir):
+    """It would have the base model's weights, under the same name."""
+    server = start(restarts=1, max_lora_rank=0)
+    connect(server).load_policy("base", None)
+    die(server)
+    deadline = time.monotonic() + 600
+    while server.dead is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(ResourceError, match=r"(.|\n)*A second start would serve the base model's weights"):
+        server.check()
+    assert server.starts == 1
+
+
 def test_a_server_that_dies_at_its_start_is_shown_with_the_first_error_of_its_log(start):
     with pytest.raises(
         ResourceError,

@@ -35,7 +35,12 @@ def algorithm(algorithm: AlgorithmSpec, collect: CollectSpec, rounds: int) -> It
 
 
 def weights(
-    model: ModelSpec, inference: InferenceSpec, algorithm: AlgorithmSpec, rounds: int, compute: ComputeSpec
+    model: ModelSpec,
+    inference: InferenceSpec,
+    algorithm: AlgorithmSpec,
+    rounds: int,
+    collect: CollectSpec,
+    compute: ComputeSpec,
 ) -> Iterator[Problem]:
     """Check options that need a LoRA adapter, and options that exclude a quantized base model."""
     if model.quantization != "none":
@@ -53,12 +58,14 @@ def weights(
             )
     if model.lora is not None:
         return
-    if inference.loads_weights and compute.parallel > 1:
-        yield Problem(
-            "compute.parallel",
-            f"{compute.parallel}: with model.lora=null a server of inference={inference.name} has the weights of one "
-            "policy at a time; expected 1, or model.lora with a rank",
-        )
+    if inference.loads_weights:
+        reason = f"with model.lora=null a server of inference={inference.name} has the weights of one policy at a time"
+        if compute.parallel > 1:
+            text = f"{compute.parallel}: {reason}; expected 1, or model.lora with a rank"
+            yield Problem("compute.parallel", text)
+        if collect.opponent == "base":
+            text = f"base: {reason}; expected policy, environment, or model.lora with a rank"
+            yield Problem("collect.opponent", text)
     if not inference.in_process and not inference.loads_weights:
         yield Problem(
             "model.lora",
