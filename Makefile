@@ -24,7 +24,7 @@ ESPALIER_MODELS ?= $(CURDIR)/.models
 TOKENIZERS := qwen3 llama3_1 gemma3 deepseek_v3 gptoss
 TOKENIZERS_VERSION := 3.7.2
 
-.PHONY: help setup extras quickstart smoke test test-all test-extras test-models test-slow test-security conformance vllm test-vllm test-slurm check docs lock clean
+.PHONY: help setup extras quickstart smoke test test-all test-extras test-models test-slow test-security test-harnesses conformance vllm test-vllm test-slurm check docs lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,12 @@ test-slow: setup  ## the tests that take minutes each
 
 test-security: setup  ## every attack on the boundaries of docs/concepts/security.md, the slow ones included
 	$(RUN) -m pytest -m security
+
+test-harnesses: setup  ## published coding agents as agents of an experiment, with a scripted policy; npm installs them
+	[ -x .harnesses/mini/bin/mini ] || { $(RUN) -m venv .harnesses/mini && .harnesses/mini/bin/pip install --quiet mini-swe-agent==2.4.6; }
+	npm install --silent --no-audit --no-fund --prefix .harnesses/npm \
+		node@22 @qwen-code/qwen-code@0.15.10 @openai/codex@0.171.0 opencode-ai@1.18.33
+	HARNESSES=.harnesses $(RUN) -m pytest -s tests/rollout/test_command_agent.py
 
 conformance: setup  ## judge the project by programs of other people; TAU_BENCH=FOLDER and OPEN_RESPONSES=FOLDER name their data
 	TAU_BENCH="$(TAU_BENCH)" OPEN_RESPONSES="$(OPEN_RESPONSES)" RL_LIBRARIES="$(RL_LIBRARIES)" $(RUN) -m tests.conformance --install

@@ -315,10 +315,9 @@ def _world(spec: EvaluateStage | SampleStage, context: Context, split: str | Non
 
     if isinstance(spec, SampleStage):
         return None
-    if spec.agent.function is not None:
+    if spec.agent.own is not None:
         raise ResourceError(
-            f"agent.function = {spec.agent.function.target}: this run's agent is a program and cannot chat; serve the "
-            "model and give its URL"
+            f"{spec.agent.own}: this run's agent is a program and cannot chat; serve the model and give its URL"
         )
     scenarios = scenarios_of(spec.environment, split or spec.evaluate.split, context)
     return World(spec.environment.build(), scenarios, spec.agent)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from components.trajectories.schema import Scenario
@@ -89,6 +90,16 @@ class Restorable(Protocol):
 
     def restore(self, scenario: Scenario, state: Any) -> None:
         """Restore a state that any instance saved in an episode of the same scenario."""
+        ...
+
+
+@runtime_checkable
+class Workspace(Protocol):
+    """An environment whose tasks are files. `step` scores the folder, whatever the answer is."""
+
+    @property
+    def workspace(self) -> Path:
+        """Return the folder of the current episode, in which a program acts (`agent.command`). Called after `reset`."""
         ...
 
 

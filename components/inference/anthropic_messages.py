@@ -4,8 +4,7 @@ A message is a text or a list of blocks. An assistant message has the blocks of 
 calls (`tool_use`). A user message has results of calls, each of which becomes a message of its own (role `tool`), and
 texts. Consecutive messages of one role are one turn. Texts of one message are joined by a line break.
 
-The input of a call is a JSON object in this API, and JSON text in the model's conversation. It is written as the engine
-writes it, or as the policy sampled it, so that the conversation continues from the sampled tokens.
+The input of a call is a JSON object in this API, and JSON text in the model's conversation.
 
 Unsupported features are rejected: images, documents and citations, built-in tools, an answer that continues an
 assistant message. `cache_control` is a hint without effect on answers: the engine finds shared prefixes by itself.
@@ -217,7 +216,7 @@ class _Reader:
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
                 case ToolUseBlock():
-                    function = {"name": block.name, "arguments": self._arguments(block.input)}
+                    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case ToolResultBlock():
                     self._add_result(block, f"{path}.content")
@@ -258,19 +257,3 @@ class _Reader:
         if reasoning := "\n".join(filter(None, (last.get("reasoning"), reasoning))):
             message["reasoning"] = reasoning
         self.messages.append(message)
-
-    def _arguments(self, given: dict[str, Any]) -> str:
-        """Return the JSON text of a call's input: that which the model sampled, if the client has changed its form,
-        such as 1.0 to 1."""
-        text, sampled = json.dumps(given, ensure_ascii=False), self.context.sampled_arguments
-        if text in sampled:
-            return text
-        return next((other for other in sampled if _input(other) == given), text)
-
-
-def _input(arguments: str) -> Any:
-    """Return the value of the arguments of a call; None if they are no JSON."""
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return None

@@ -176,8 +176,8 @@ def stop_ids(declared: int | list[int] | None, chat: ChatFormat) -> frozenset[in
 
 
 def key_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    """Return the key of a conversation. Empty optional fields of messages do not affect it, nor does reasoning, which
-    clients may leave out."""
+    """Return the key of a conversation. Empty optional fields of messages do not affect it, nor does the form of the
+    arguments of calls, nor reasoning, which clients may leave out."""
     *_, key = _keys(messages, tools)
     return key
 
@@ -187,5 +187,24 @@ def _keys(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Iterat
     digest = sha256(json.dumps(tools, sort_keys=True).encode())
     for message in messages:
         normalized = {name: value for name, value in message.items() if name != "reasoning" and value not in _EMPTY}
+        if calls := normalized.get("tool_calls"):
+            normalized["tool_calls"] = [_with_value(call) for call in calls]
         digest.update(b"\n" + json.dumps(normalized, sort_keys=True).encode())
         yield digest.hexdigest()
+
+
+def _with_value(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call with the value of its arguments in place of their text, which clients write in a form of their own:
+    `{"a":1}` for `{"a": 1.0}`."""
+    function = call["function"]
+    try:
+        value = json.loads(function["arguments"], parse_float=_number)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": [value]}}
+
+
+def _number(text: str) -> float | int:
+    """Return a number, whole if it is."""
+    value = float(text)
+    return int(value) if value.is_integer() else value

@@ -87,8 +87,10 @@ class ResponseBody(SamplingBody, ToolsBody):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """Additional output. Log-probabilities cover all sampled tokens, also of the reasoning, and belong to the text."""
     prompt_cache_key: str | None = None
-    """The caller's label; it has no effect, like the following one."""
+    """The caller's label; it has no effect, like the following ones."""
     safety_identifier: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    """Labels of Codex."""
 
     @property
     def text_format(self) -> dict[str, Any] | None:

@@ -108,6 +108,10 @@ class OwnAgent:
             except TimeoutError:
                 text = f"the episode took longer than {request.timeout:g} s"
                 failure = Failure(AgentError.boundary, "WaitTimeout", text)
+            else:
+                if getattr(self._function, "requires_calls", False) and not capture.calls:
+                    text = "no call of the program reached the model: it made none, or the endpoint refused its form"
+                    failure = Failure(AgentError.boundary, "AgentError", text)
         if isinstance(capture.failed, SpecError | ResourceError):
             raise capture.failed  # would fail every episode
         if isinstance(capture.failed, BoundaryError):

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from components.rollout.formats import MAX_OBSERVATION, Name, Presentation
 from components.sandbox import Limits
 from components.specs import Spec, Target
-from components.specs.marks import CODE
+from components.specs.marks import CODE, PROGRAM
 
 RUNTIME_ARGUMENTS = ("scenario", "sample", "client", "base_url", "api_key", "model", "environment")
 """Parameters that a custom agent function may declare; the collector passes them at run time (`own_agent`)."""
@@ -86,6 +86,10 @@ class AgentSpec(Spec):
     function: Annotated[OwnAgentTarget | None, CODE] = None
     """Custom agent function that replaces the loop, as `my_package.agents.mine` or with arguments. `max_turns` then
     limits its number of calls. Its package must be in `allow`."""
+    command: Annotated[list[str] | None, PROGRAM] = Field(None, min_length=1)
+    """Program and arguments that replace the loop, such as a coding agent, with `{instruction}` in place of the task's
+    messages, `{model}` of the model's name and `{base_url}` of the endpoint's address: `[mini, -t, "{instruction}"]`.
+    It runs in the sandbox, and its output is its answer. `max_turns` limits its number of calls."""
     roles: RolesSpec | None = None
     """`{worker_turns: 4, ...}`: a planner and workers play the episode; `max_turns` limits the total number of their
     messages. null: a single agent plays it."""
@@ -101,6 +105,13 @@ class AgentSpec(Spec):
     @classmethod
     def _expand_path(cls, value: Any) -> Any:
         return {"_target_": value} if isinstance(value, str) else value
+
+    @property
+    def own(self) -> str | None:
+        """Key whose agent replaces the loop; None if the loop acts."""
+        if self.function is not None:
+            return "agent.function"
+        return None if self.command is None else "agent.command"
 
     def limits(self) -> Limits | None:
         """Return the sandbox limits of `format=code`; None for other formats."""
@@ -124,6 +135,8 @@ class AgentSpec(Spec):
             data["max_thinking_tokens"] = self.max_thinking_tokens
         if self.function is not None:
             return data | {"function": self.function.resolved()}
+        if self.command is not None:
+            return data | {"command": self.command}
         return data | self.shown_part()
 
 

@@ -86,7 +86,7 @@ def check(spec: ExperimentSpec, context: Context, start: StartingPoint) -> list[
             _try_rewards(rewards, _demonstrations(part, request.seed, spec, context))
             return pending
     played = next((part for part in parts if isinstance(part, CollectStage | EvaluateStage)), None)
-    single = spec.agent.function is None and spec.agent.roles is None and not spec.collect.player.both_sides
+    single = spec.agent.own is None and spec.agent.roles is None and not spec.collect.player.both_sides
     if played is not None and single:
         _try_rewards(rewards, _attempts(played, context))
     return pending

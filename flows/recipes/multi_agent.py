@@ -38,7 +38,7 @@ def multi_agent(run: Run, spec: ExperimentSpec, *, order: Annotated[list[str], F
 
 
 def _check(spec: ExperimentSpec, order: list[str]) -> None:
-    if spec.agent.roles is None and spec.agent.function is None:
+    if spec.agent.roles is None and spec.agent.own is None:
         text = "null: one agent plays, and flow=multi_agent trains roles; expected agent=planner_worker"
         raise SpecError([Problem("agent.roles", text)])
     known = [PLANNER, WORKER, ALL]

@@ -207,20 +207,22 @@ def _second_engine(model: SecondModel | None, context: Context) -> ModelEngine |
 
 @contextmanager
 def _agent(spec: AgentSpec, engine: Any, timeout: float, *, random: bool) -> Iterator[Agent]:
-    """Provide the agent of a stage; that of `agent.function` with its endpoint."""
+    """Provide the agent of a stage; that of `agent.function` and `agent.command` with its endpoint."""
     if random:
         from components.rollout.random_agent import RandomAgent
 
         yield RandomAgent(spec.max_observation)
-    elif spec.function is not None:
+    elif spec.own is not None:
         from components.inference.app import AppOptions
         from components.inference.server import ModelServer
+        from components.rollout.command_agent import CommandAgent
         from components.rollout.own_agent import MODEL, OwnAgent
 
+        function = spec.function.build() if spec.function is not None else CommandAgent(spec.command or [])
         engines: dict[str, Any] = {}
         options = AppOptions(engines=engines, timeout=timeout, default_max_tokens=spec.max_tokens)
         with ModelServer(engine, MODEL, options) as server:
-            yield OwnAgent(spec.function.build(), server.url, engines)
+            yield OwnAgent(function, server.url, engines)
     elif spec.roles is not None:
         yield PlannerAndWorkers(spec.presentation(), spec.roles)
     else:

@@ -30,7 +30,6 @@ class Listener:
     """Answers OK, and keeps what it is asked."""
 
     policy = BASE_POLICY
-    sampled_arguments = ('{"days": 1.0}',)
 
     def __init__(self, error: Exception | None = None, stop: str | None = None):
         self.asked: list[ChatRequest] = []
@@ -184,10 +183,6 @@ def test_parameters_and_tools_are_those_of_chat_completions(listener):
     assert engine.asked[-1].form.single
     client.messages.create(**ASKED, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
     assert json.loads(engine.asked[-1].form.json_schema) == SCHEMA
-    content = [{**USE, "input": {"days": 1}}]
-    client.messages.create(**ASKED | {"messages": [USER, {"role": "assistant", "content": content}, USER]})
-    (call,) = engine.asked[-1].messages[1]["tool_calls"]
-    assert call["function"]["arguments"] == '{"days": 1.0}', "as the policy sampled it"
 
 
 REFUSED = {

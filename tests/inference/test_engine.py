@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.errors import ArtifactError, ContextOverflow, EngineError, StalePolicy
+from components.inference.conversations import key_of
 from components.inference.growing_text import StopDetector
 from components.inference.protocol import BASE_POLICY, ChatRequest, ResponseStart, Sampling
 from components.inference.transformers import batch
@@ -151,6 +152,19 @@ def test_a_group_computes_its_prompt_once(engine, reference):
     assert engine.counters["prefilled_tokens"] == len(answers[0].prompt_token_ids) - 1
     for answer in answers:
         assert_exact(reference, answer)
+
+
+def test_the_form_of_arguments_does_not_change_a_conversation():
+    """Clients parse arguments and write them again: those in JavaScript without spaces, and 1.0 as 1."""
+
+    def key(arguments):
+        call = {"id": "a", "type": "function", "function": {"name": "wait", "arguments": arguments}}
+        return key_of([{"role": "assistant", "content": "", "tool_calls": [call]}], [])
+
+    forms = ['{"days": 1.0, "city": "Zürich"}', '{"days":1,"city":"Zürich"}', '{"city": "Z\\u00fcrich", "days": 1}']
+    assert len(set(map(key, forms))) == 1
+    others = ['{"days": true, "city": "Zürich"}', '{"days": "1", "city": "Zürich"}', "{}", "[", '"["', "[" * 100_000]
+    assert len(set(map(key, [*forms[:1], *others]))) == 1 + len(others)
 
 
 def test_a_turn_continues_the_tokens_that_were_sampled(engine, reference):

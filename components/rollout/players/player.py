@@ -106,8 +106,8 @@ class PlayerSpec(Spec):
         """Yield the problems of these settings with the rest of the experiment."""
         if not self.key:
             return
-        if setup.agent.function is not None:
-            yield self.problem("needs the agent loop, which agent.function replaces; expected it unset")
+        if setup.agent.own is not None:
+            yield self.problem(f"needs the agent loop, which {setup.agent.own} replaces; expected it unset")
         if self.by_action and setup.agent.format == "code":
             yield self.problem(
                 "resumes after a single action, but one code block of agent.format=code may run several; expected "

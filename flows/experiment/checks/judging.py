@@ -109,12 +109,12 @@ def fields(reward: Target, environment: Target, evaluate: EvaluateSpec, agent: A
     """Check that scenarios have the input fields that rewards read.
 
     Without the field every episode would be unscored, which only the first evaluation would show. A name without a
-    prefix counts as an input field, unless `agent.function` is set, whose outcome may have a field of that name."""
+    prefix counts as an input field, unless an agent of one's own plays, whose outcome may have a field of that name."""
     fields_read: dict[str, tuple[str, str]] = {}
     for root, declared in (("reward", reward), ("evaluate.reward", evaluate.reward)):
         for path, target in [*declared.below(root), (root, declared)] if declared is not None else ():
             for key, field in _fields(target).items():
-                if (name := of_input(field, outcome=agent.function is not None)) is not None:
+                if (name := of_input(field, outcome=agent.own is not None)) is not None:
                     fields_read[f"{path}.{key}"] = (field, name)
     inputs = input_fields(environment, (TRAIN, evaluate.split)) if fields_read else None
     for key, (field, name) in fields_read.items() if inputs is not None else ():
@@ -222,11 +222,11 @@ def reward_model(
             "reward_model.algorithm.heads",
             f"{CONTINUED} learns from continuations, but reward_model.continuations=0; expected 1 or more",
         )
-    if reward_model.continuations and (agent.function is not None or agent.roles is not None):
+    if reward_model.continuations and (agent.own is not None or agent.roles is not None):
         yield Problem(
             "reward_model.continuations",
-            f"{reward_model.continuations}: continuations start from a step of the agent loop, which agent.function "
-            "and agent.roles replace; expected 0",
+            f"{reward_model.continuations}: continuations start from a step of the agent loop, which "
+            f"{agent.own or 'agent.roles'} replaces; expected 0",
         )
     if reward_model.continuations and agent.format == "code":
         yield Problem(

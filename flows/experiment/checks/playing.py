@@ -18,7 +18,7 @@ from components.trajectories.roles import MAIN, PLANNER, WORKER
 
 
 def agent(agent: AgentSpec, environment: Target, algorithm: AlgorithmSpec, rounds: int) -> Iterator[Problem]:
-    """Check the format, the roles and the function of the agent."""
+    """Check the format, the roles, the function and the command of the agent."""
     if agent.format != "native" and environment.arguments.get("format") == agent.format == "react":
         yield Problem(
             "agent.format",
@@ -30,8 +30,8 @@ def agent(agent: AgentSpec, environment: Target, algorithm: AlgorithmSpec, round
             "agent.code", f"limits code execution, which agent.format={agent.format} does not use; expected null"
         )
     if agent.roles is not None:
-        if agent.function is not None:
-            yield Problem("agent.roles", "set, but agent.function replaces the agent loop; expected null")
+        if agent.own is not None:
+            yield Problem("agent.roles", f"set, but {agent.own} replaces the agent loop; expected null")
         if agent.format in ("chat", "code"):
             yield Problem("agent.format", f"{agent.format}: workers act by tool calls; expected native or react")
         if rounds and algorithm.credits_turns and not algorithm.credits_roles:
@@ -40,23 +40,25 @@ def agent(agent: AgentSpec, environment: Target, algorithm: AlgorithmSpec, round
                 "turns: the turns of planner and workers (agent.roles) are not in order of time; expected episode or "
                 "roles",
             )
-    if agent.function is None:
+    if agent.own is None:
         return
+    if agent.function is not None and agent.command is not None:
+        yield Problem("agent.command", "set, but agent.function plays the episodes; expected one of them")
     if agent.format != "native":
         yield Problem(
-            "agent.format", f"{agent.format}: applies to the agent loop, which agent.function replaces; expected native"
+            "agent.format", f"{agent.format}: applies to the agent loop, which {agent.own} replaces; expected native"
         )
     if agent.max_observation != AgentSpec().max_observation:
         yield Problem(
             "agent.max_observation",
-            f"{agent.max_observation}: truncates observations of the agent loop, which agent.function replaces; "
+            f"{agent.max_observation}: truncates observations of the agent loop, which {agent.own} replaces; "
             f"expected {AgentSpec().max_observation}",
         )
 
 
 def role_rewards(agent: AgentSpec, reward: Target, evaluate: EvaluateSpec) -> Iterator[Problem]:
-    """Check that a reward by role has exactly the roles of the agent. With `agent.function` its code names them."""
-    if agent.function is not None:
+    """Check that a reward by role has exactly the roles of the agent. An agent of one's own names them itself."""
+    if agent.own is not None:
         return
     roles = [MAIN] if agent.roles is None else [PLANNER, WORKER]
     for root, declared in (("reward", reward), ("evaluate.reward", evaluate.reward)):

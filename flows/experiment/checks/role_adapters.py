@@ -23,8 +23,8 @@ from flows.experiment.sections import RewardModelPartSpec
 
 
 def roles(model: ModelSpec, agent: AgentSpec) -> Iterator[Problem]:
-    """Check that the adapters are those of the agent's roles. With `agent.function` its code names them."""
-    if not (named := _roles(model)) or agent.function is not None:
+    """Check that the adapters are those of the agent's roles. An agent of one's own names them itself."""
+    if not (named := _roles(model)) or agent.own is not None:
         return
     shown = ", ".join(named)
     if agent.roles is None:

@@ -1,0 +1,133 @@
+"""A program as the agent of an episode, such as a coding agent: `agent.command`.
+
+The program gets the environment's first messages in place of `{instruction}`, and the endpoint in the variables that
+OpenAI's and Anthropic's clients read. What it writes to standard output is its answer, which the environment scores
+with one step. An environment with a `workspace` (`components.environments.protocol.Workspace`) scores the files there.
+
+Bubblewrap gives it a process namespace of its own, so no process outlives it, and a read-only file system except for
+its working folder and `/tmp`. It has the network, which it needs for the endpoint, no variables of this process but
+PATH, and may read what this user may read. Its paths are the same in every episode, because prompts contain them.
+
+An episode fails if the program is not finished in time, ends with an error, writes more than OUTPUT_BYTES, or never
+calls the model; after a call that was refused at a limit it is truncated (`components.rollout.own_agent`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.aio import in_thread
+from components.environments.protocol import Environment, Workspace
+from components.errors import AgentError, ResourceError
+from components.sandbox import bubblewrap
+from components.trajectories.schema import Scenario
+
+OUTPUT_BYTES = 4 << 20
+"""Maximum size of standard output and standard error together."""
+INSTRUCTION, MODEL, URL = "{instruction}", "{model}", "{base_url}"
+"""Texts of the command that each episode replaces."""
+FOLDER, USER = "/tmp/work", "/tmp/home"
+"""Working folder and home of the program."""
+_CHUNK = 1 << 16
+
+
+class CommandAgent:
+    """The program as a function for `OwnAgent`. Raises ResourceError if it or the sandbox is missing."""
+
+    requires_calls = True
+
+    def __init__(self, command: Sequence[str]):
+        bubblewrap.check()
+        program = shutil.which(command[0])
+        if program is None or Path(program).is_relative_to("/tmp"):
+            where = "is no program on the PATH" if program is None else "is below /tmp, which the sandbox replaces"
+            raise ResourceError(f"agent.command: {command[0]!r} {where}; expected an installed program, or its path")
+        self._command = [program, *command[1:]]
+
+    async def __call__(
+        self, scenario: Scenario, environment: Environment, base_url: str, api_key: str, model: str
+    ) -> dict[str, Any]:
+        """Play the episode; return its outcome with the environment's reward."""
+        messages = await _result(lambda: environment.reset(scenario))
+        instruction = "\n\n".join(str(message["content"]) for message in messages)
+        values = {INSTRUCTION: instruction, MODEL: model, URL: base_url}
+        variables = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": USER,
+            "TMPDIR": "/tmp",
+            "LANG": "C.UTF-8",
+            "NO_PROXY": "127.0.0.1,localhost",
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_BASE": base_url,
+            "OPENAI_API_KEY": api_key,
+            "OPENAI_MODEL": model,
+            "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": api_key,
+            "ANTHROPIC_MODEL": model,
+        }
+        with tempfile.TemporaryDirectory(prefix="espalier-agent-", ignore_cleanup_errors=True) as empty:
+            folder = environment.workspace if isinstance(environment, Workspace) else Path(empty)
+            answer = await _run([_filled(word, values) for word in self._command], folder, variables)
+        step = await _result(lambda: environment.step({"role": "assistant", "content": answer}))
+        return {"reward": step.reward, **step.info}
+
+
+def _filled(word: str, values: dict[str, str]) -> str:
+    """Return a word of the command. The instruction is filled in last, as it may contain the other texts."""
+    for name in (MODEL, URL, INSTRUCTION):
+        word = word.replace(name, values[name])
+    return word
+
+
+async def _result(method: Callable[[], Any]) -> Any:
+    """Return the result of an environment's method, which may be synchronous or `async`."""
+    result = await in_thread(method)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _run(command: list[str], folder: Path, variables: dict[str, str]) -> str:
+    """Run the program in its sandbox; return its standard output. Raises CalledProcessError if it fails, AgentError if
+    it writes too much. `OwnAgent` kills it if this is cancelled."""
+    process = await asyncio.create_subprocess_exec(
+        *_sandbox(folder),
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=variables,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    written = 0
+
+    async def read(stream: asyncio.StreamReader) -> bytes:
+        nonlocal written
+        chunks = []
+        while chunk := await stream.read(_CHUNK):
+            chunks.append(chunk)
+            written += len(chunk)
+            if written > OUTPUT_BYTES:
+                raise AgentError(f"the program of agent.command wrote more than {OUTPUT_BYTES} bytes of output")
+        return b"".join(chunks)
+
+    out, errors = await asyncio.gather(read(process.stdout), read(process.stderr))
+    if await process.wait():
+        raise subprocess.CalledProcessError(process.returncode or 0, [os.path.basename(command[0])], out, errors)
+    return out.decode(errors="replace").strip()
+
+
+def _sandbox(folder: Path) -> list[str]:
+    """Return the start of the command line: bwrap with its options."""
+    options = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
+    options += ["--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    options += ["--tmpfs", "/tmp", "--dir", USER, "--bind", str(folder), FOLDER, "--chdir", FOLDER]
+    return ["bwrap", *options, "--"]
