@@ -49,6 +49,7 @@ class StreamedModel:
         self._put_placeholders()
         if self.model.device.type == "cuda":
             fused_norms.fuse(self.model)
+            torch.backends.cuda.enable_cudnn_sdp(False)  # as `load_model`
 
     def fill(self, module: torch.nn.Module) -> None:
         """Read the weights of a module that are still placeholders. Weights of other modules that are tied to them keep

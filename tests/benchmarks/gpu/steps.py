@@ -1,4 +1,5 @@
-"""Gradient steps of GRPO with default settings, compared with TRL's `GRPOTrainer`, without and with Liger's kernels.
+"""Gradient steps of GRPO with default settings, without and with CUDA graphs, compared with TRL's `GRPOTrainer`, with
+and without Liger's kernels.
 
 A side loads its weights once and takes the steps of all workloads, before the next side, whose settings of torch and
 patches of transformers do not affect it: two that warm up, those that are timed, and one under the profiler, which
@@ -13,6 +14,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from tests.benchmarks import train_step
@@ -76,8 +78,9 @@ def counts(setup: Setup, episodes: list[Episode]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def load_ours(setup: Setup, meter: Meter) -> Iterator[Take]:
-    ours = Ours(setup.base_dir, setup.step_model(), [], 0, setup.folder / "ours", settings={})
+def load_ours(setup: Setup, meter: Meter, cuda_graphs: bool = False) -> Iterator[Take]:
+    spec = setup.step_model().model_copy(update={"cuda_graphs": cuda_graphs})
+    ours = Ours(setup.base_dir, spec, [], 0, setup.folder / "ours", settings={})
     if ours.policy.padded:
         raise RuntimeError("the policy computes padded rows, because the check of packs failed (see the log)")
     meter.loaded()
@@ -134,6 +137,7 @@ def load_trl_with_liger(setup: Setup, meter: Meter) -> Iterator[Take]:
 
 SIDES: dict[str, tuple[str, Side]] = {
     "ours": ("Espalier", load_ours),
+    "ours_graphed": ("Espalier, `model.cuda_graphs=true`", partial(load_ours, cuda_graphs=True)),
     "trl": ("TRL `GRPOTrainer`", load_trl),
     "trl_liger": ("TRL `GRPOTrainer`, Liger kernels", load_trl_with_liger),
 }
