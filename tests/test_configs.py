@@ -494,7 +494,7 @@ def test_environments_of_a_user_are_held_to_the_protocol(compose_own):
 def test_agent_with_an_unknown_parameter_is_rejected(compose_own):
     problems = compose_own("World", "warmup=none", "agent.function=my_world.asks")
     assert set(problems) == {"agent.function"}
-    assert "my_world.asks requires nope; expected some of scenario, client" in problems["agent.function"]
+    assert "my_world.asks requires nope; expected some of scenario, sample, client" in problems["agent.function"]
     assert isinstance(
         compose_own("World", "warmup=none", "agent.function={_target_: my_world.asks, nope: 3}"), ExperimentSpec
     )

@@ -57,8 +57,8 @@ class MessageAnswers(Answers[Increment, ChatCompletion]):
             if kind == "tool_use":
                 yield from self._start({**block, "input": {}})
                 yield self._delta({"type": "input_json_delta", "partial_json": json.dumps(block["input"])})
-            elif (rest := rest_of(block[kind], self._sent[kind])) or not self._sent[kind]:
-                yield from self._grow(kind, rest)
+            elif (unsent := rest_of(block[kind], self._sent[kind])) or not self._sent[kind]:
+                yield from self._grow(kind, unsent)
         yield from self._stop_block()
         yield {"type": "message_delta", "delta": _stop(answer), "usage": _usage(answer)}
         yield {"type": "message_stop"}

@@ -53,13 +53,13 @@ FAILED_RESULT = "Error: "
 """Text before the result of a failed call (`is_error`), for which chat templates have no field."""
 
 
-class Block(RequestBody):
+class ContentBlock(RequestBody):
     """Fields common to the blocks of a message."""
 
     cache_control: CacheControl | None = None
 
 
-class TextBlock(Block):
+class TextBlock(ContentBlock):
     """A text."""
 
     type: Literal["text"]
@@ -82,7 +82,7 @@ class DirectCaller(RequestBody):
     type: Literal["direct"]
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(ContentBlock):
     """A call of a tool."""
 
     type: Literal["tool_use"]
@@ -93,7 +93,7 @@ class ToolUseBlock(Block):
     toolset_name: None = None
 
 
-class ToolResultBlock(Block):
+class ToolResultBlock(ContentBlock):
     """The result of a call."""
 
     type: Literal["tool_result"]
@@ -119,7 +119,7 @@ class MessageBody(RequestBody):
     content: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)]
 
 
-class Thinking(RequestBody):
+class ThinkingSettings(RequestBody):
     """`thinking`. The chat template decides whether a model reasons."""
 
     type: Literal["enabled", "adaptive", "disabled"]
@@ -148,7 +148,7 @@ class ConversationBody(SamplingBody):
     system: str | Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: dict[str, Any] | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingSettings | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
@@ -205,9 +205,9 @@ class _Reader:
 
     def add(self, message: MessageBody, path: str) -> None:
         """Add a message, or the messages of its blocks."""
-        given = message.content
-        blocks: list[Any] = [TextBlock(type="text", text=given)] if isinstance(given, str) else []
-        blocks += [] if isinstance(given, str) else self._blocks(given, message.role, f"{path}.content")
+        content = message.content
+        blocks: list[Any] = [TextBlock(type="text", text=content)] if isinstance(content, str) else []
+        blocks += [] if isinstance(content, str) else self._blocks(content, message.role, f"{path}.content")
         texts, calls, thoughts = [], [], []
         for block in blocks:
             match block:
@@ -223,9 +223,11 @@ class _Reader:
         if texts or calls or thoughts or not blocks:
             self._add_turn(message.role, "\n".join(texts), calls, "\n".join(thoughts))
 
-    def text(self, given: str | list[dict[str, Any]], role: str, path: str) -> str:
+    def text(self, content: str | list[dict[str, Any]], role: str, path: str) -> str:
         """Return a text, or the joined texts of blocks. role: of their message."""
-        return given if isinstance(given, str) else "\n".join(block.text for block in self._blocks(given, role, path))
+        if isinstance(content, str):
+            return content
+        return "\n".join(block.text for block in self._blocks(content, role, path))
 
     def _blocks(self, blocks: list[dict[str, Any]], role: str, path: str) -> list[Any]:
         """Return the blocks that are valid."""

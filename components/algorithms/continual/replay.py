@@ -65,7 +65,7 @@ def mixed(
     read = {0: _read(fresh, rounds[0])}
     for ago, round_ in enumerate(earlier, 1):
         read[ago] = _read(round_, [fact for fact in chosen if fact.ago == ago])
-    kept = [read[0][fact.place] for fact in rounds[0]]
+    current = [read[0][fact.place] for fact in rounds[0]]
     replayed = [_renamed(read[fact.ago][fact.place], fact.ago) for fact in chosen]
     if stale:
         listed = ", ".join(fact.id for fact in stale[:MAX_LISTED])
@@ -75,7 +75,7 @@ def mixed(
             *(len(stale), spec.max_staleness, listed, " and others" if len(stale) > MAX_LISTED else ""),
         )
     counts = {"replayed_groups": len(drawn), "replayed": len(replayed), "stale": len(stale)}
-    return kept + replayed, {name: float(count) for name, count in counts.items()}
+    return current + replayed, {name: float(count) for name, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True)

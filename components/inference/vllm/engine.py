@@ -172,9 +172,9 @@ class VllmEngine:
         if version == self._policy and not self._awoken:
             return
         if folder is not None and trained_weights.is_whole(Path(folder)) != self._serves_weights:
-            holds, given = ("an adapter", "all weights") if self._serves_weights else ("all weights", "adapters")
+            holds, served = ("an adapter", "all weights") if self._serves_weights else ("all weights", "adapters")
             raise ResourceError(
-                f"{folder} holds {holds}, and the vLLM server of this model.lora is given {given}: set model.lora as "
+                f"{folder} holds {holds}, and the vLLM server of this model.lora is given {served}: set model.lora as "
                 "in its training"
             )
         if self._serves_weights:
