@@ -6,7 +6,8 @@ with one step. An environment with a `workspace` (`components.environments.proto
 
 Bubblewrap gives it a process namespace of its own, so no process outlives it, and a read-only file system except for
 its working folder and `/tmp`. It has the network, which it needs for the endpoint, no variables of this process but
-PATH, and may read what this user may read. Its paths are the same in every episode, because prompts contain them.
+PATH, and may read what this user may read, except for the usual places of credentials (SECRETS). Its paths are the same
+in every episode, because prompts contain them.
 
 An episode fails if the program is not finished in time, ends with an error, writes more than OUTPUT_BYTES, or never
 calls the model; after a call that was refused at a limit it is truncated (`components.rollout.own_agent`).
@@ -36,6 +37,13 @@ INSTRUCTION, MODEL, URL = "{instruction}", "{model}", "{base_url}"
 """Texts of the command that each episode replaces."""
 FOLDER, USER = "/tmp/work", "/tmp/home"
 """Working folder and home of the program."""
+SECRETS = (
+    *(".ssh", ".gnupg", ".netrc", ".git-credentials", ".pypirc", ".npmrc", ".yarnrc.yml", ".docker", ".kube"),
+    *(".aws", ".azure", ".config/gcloud", ".sky", ".oci", ".config/gh", ".kaggle", ".local/share/keyrings"),
+    *(".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".claude", ".claude.json", ".codex", ".gemini"),
+    *(".qwen", ".local/share/opencode", ".config/mini-swe-agent"),
+)
+"""Usual places of credentials in the home of this user, which the program cannot read."""
 _CHUNK = 1 << 16
 
 
@@ -129,5 +137,7 @@ def _sandbox(folder: Path) -> list[str]:
     """Return the start of the command line: bwrap with its options."""
     options = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
     options += ["--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    for path in filter(Path.exists, ((Path.home() / name).resolve() for name in SECRETS)):
+        options += ["--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]
     options += ["--tmpfs", "/tmp", "--dir", USER, "--bind", str(folder), FOLDER, "--chdir", FOLDER]
     return ["bwrap", *options, "--"]

@@ -17,6 +17,7 @@ import pytest
 from components.environments.protocol import Step
 from components.errors import ResourceError
 from components.inference.protocol import BASE_POLICY, ChatCompletion, Sampling
+from components.rollout import command_agent
 from components.rollout.command_agent import CommandAgent
 from components.rollout.players.player import Player
 from components.trajectories.schema import Scenario
@@ -94,6 +95,22 @@ print(said, os.getcwd(), *map(os.environ.get, names))
     assert history.messages[-1].content == said
     assert rest.startswith("Read-only file system /tmp/work /tmp/home None http://127.0.0.1:")
     assert not rest.endswith("/v1")
+
+
+def test_it_cannot_read_the_places_of_credentials(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/etc")
+    monkeypatch.setattr(command_agent, "SECRETS", ("passwd", "ssl", "no-such-file"))
+    code = """
+ask()
+try:
+    print(len(open("/etc/passwd").read()))
+except PermissionError:
+    print(0)
+print(len(os.listdir("/etc/ssl")))
+"""
+    assert Path("/etc/passwd").stat().st_size
+    assert any(Path("/etc/ssl").iterdir())
+    assert played(tmp_path, Parrot(), python(code)).outcome["answer"].split() == ["0", "0"]
 
 
 FAILURES = {
