@@ -22,6 +22,7 @@ NAMES = {
     "ours_dense": "Espalier, dense mask",
     "padded": "padded rows",
     "embedded": "embedded engine",
+    "embedded_graphed": "embedded engine, `model.cuda_graphs=true`",
     "vllm": "vLLM",
 }
 

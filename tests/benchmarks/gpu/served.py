@@ -1,4 +1,4 @@
-"""Engines beside the trainer on one GPU: the embedded engine and a vLLM server.
+"""Engines beside the trainer on one GPU: the embedded engine, also with CUDA graphs, and a vLLM server.
 
 First, float32 with an adapter is refused before vLLM starts. Then for each engine: sampled tokens per second, and
 log-probabilities of known tokens. A policy whose adapter differs is loaded, the engine samples tokens with their
@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def run(setup: Setup, report: Report) -> None:
 
     report.update(dtype=setup.dtype, sampled_tokens=setup.shape.sampled, refused_float32=refusal(setup), engines={})
     policy = Policy(setup.chat_dir, setup.chat_model, seed=0)
-    for name, start in (("embedded", start_embedded), ("vllm", start_vllm)):
+    starts = {"embedded": start_embedded, "embedded_graphed": partial(start_embedded, cuda_graphs=True)}
+    for name, start in (starts | {"vllm": start_vllm}).items():
         began = time.monotonic()
         try:
             engine = start(setup)
@@ -73,10 +75,11 @@ def refusal(setup: Setup) -> str | None:
     return None
 
 
-def start_embedded(setup: Setup) -> Any:
+def start_embedded(setup: Setup, *, cuda_graphs: bool = False) -> Any:
     from components.inference.transformers.engine import TransformersEngine
 
     options: dict[str, Any] = {"max_length": MAX_LENGTH, "slots": max(setup.shape.rows), "cache_bytes": CACHE_BYTES}
+    options["cuda_graphs"] = cuda_graphs
     return TransformersEngine(setup.chat_dir, dtype=setup.dtype, device=setup.device, **options)
 
 
