@@ -44,10 +44,12 @@ def lacking(spec: ExperimentSpec) -> Iterator[str]:
 
 def _graphs_without_gpu(spec: ExperimentSpec) -> Iterator[str]:
     """Yield a message if CUDA graphs are requested for a stage that computes on a CPU."""
+    if not spec.model.cuda_graphs:
+        return
     from components.models.cuda_graphs import require_gpu
     from components.models.weights import pick_device
 
-    for stage in ("collect", "train", "evaluate") if spec.model.cuda_graphs else ():
+    for stage in ("collect", "train", "evaluate"):
         hardware = spec.compute.place(stage).hardware
         try:
             if hardware in ("this machine", "cpu"):

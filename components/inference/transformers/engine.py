@@ -348,7 +348,8 @@ class TransformersEngine:
         chat = self.format.after(row.prompt)
         if request.listener:
             row.growing = growing_response(chat, request)
-            row.growing.extend(row.sampled)
+            if row.sampled:
+                row.growing.extend(row.sampled)
         if row.matcher is not None:
             require_answer(chat, request.form)
         elif (most := request.sampling.max_thinking_tokens) is not None:
