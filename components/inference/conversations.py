@@ -197,6 +197,8 @@ def _with_value(call: dict[str, Any]) -> dict[str, Any]:
     """Return a call with the value of its arguments in place of their text, which clients write in a form of their own:
     `{"a":1}` for `{"a": 1.0}`."""
     function = call["function"]
+    if not isinstance(function["arguments"], str):
+        return call
     try:
         value = json.loads(function["arguments"], parse_float=_number)
     except (ValueError, RecursionError):
