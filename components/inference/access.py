@@ -116,7 +116,11 @@ class AccessMiddleware:
             scheme, _, key = authorization[0].partition(b" ") if len(authorization) == 1 else (b"", b"", b"")
             keys = [key.strip()] if scheme.lower() == b"bearer" else headers.get(b"x-api-key", [])
             if len(keys) != 1 or not hmac.compare_digest(keys[0], self._key):
-                return 401, "the key is missing or wrong; send it as Authorization: Bearer KEY", "invalid_api_key"
+                return (
+                    401,
+                    "the key is missing or wrong; send it as Authorization: Bearer KEY, or X-Api-Key",
+                    "invalid_api_key",
+                )
         return None
 
     def _host_allowed(self, host: str) -> bool:

@@ -5,9 +5,10 @@ OpenAI's and Anthropic's clients read. What it writes to standard output is its 
 with one step. An environment with a `workspace` (`components.environments.protocol.Workspace`) scores the files there.
 
 Bubblewrap gives it a process namespace of its own, so no process outlives it, and a read-only file system except for
-its working folder and `/tmp`. It has the network, which it needs for the endpoint, no variables of this process but
-PATH, and may read what this user may read, except for the usual places of credentials (SECRETS). Its paths are the same
-in every episode, because prompts contain them.
+its working folder and `/tmp`, which is in memory. It has the network, which it needs for the endpoint, no variables of
+this process but PATH, and may read what this user may read, except for the usual places of credentials (SECRETS). Its
+memory and its number of processes are not limited. Its paths are the same in every episode, because prompts contain
+them.
 
 An episode fails if the program is not finished in time, ends with an error, writes more than OUTPUT_BYTES, or never
 calls the model; after a call that was refused at a limit it is truncated (`components.rollout.own_agent`).
@@ -20,7 +21,6 @@ import inspect
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ SECRETS = (
     *(".qwen", ".local/share/opencode", ".config/mini-swe-agent"),
 )
 """Usual places of credentials in the home of this user, which the program cannot read."""
+_LONGEST_WORD = (128 << 10) - 1
+"""Maximum bytes of an argument of a program (MAX_ARG_STRLEN of Linux), without the zero byte at its end."""
 _CHUNK = 1 << 16
 
 
@@ -54,11 +56,9 @@ class CommandAgent:
 
     def __init__(self, command: Sequence[str]):
         bubblewrap.check()
-        program = shutil.which(command[0])
-        if program is None or Path(program).is_relative_to("/tmp"):
-            where = "is no program on the PATH" if program is None else "is below /tmp, which the sandbox replaces"
-            raise ResourceError(f"agent.command: {command[0]!r} {where}; expected an installed program, or its path")
-        self._command = [program, *command[1:]]
+        self._command = list(command)
+        for index in {0, _after_variables(command)}:
+            self._command[index] = _installed(command[index])
 
     async def __call__(
         self, scenario: Scenario, environment: Environment, base_url: str, api_key: str, model: str
@@ -81,17 +81,44 @@ class CommandAgent:
             "ANTHROPIC_API_KEY": api_key,
             "ANTHROPIC_MODEL": model,
         }
-        with tempfile.TemporaryDirectory(prefix="espalier-agent-", ignore_cleanup_errors=True) as empty:
-            folder = environment.workspace if isinstance(environment, Workspace) else Path(empty)
-            answer = await _run([_filled(word, values) for word in self._command], folder, variables)
+        folder = environment.workspace if isinstance(environment, Workspace) else None
+        answer = await _run([_filled(word, values) for word in self._command], folder, variables)
         step = await _result(lambda: environment.step({"role": "assistant", "content": answer}))
         return {"reward": step.reward, **step.info}
 
 
+def _after_variables(command: Sequence[str]) -> int:
+    """Return the index of the program in `env NAME=VALUE ... PROGRAM ...`; 0 in other commands."""
+    if os.path.basename(command[0]) != "env":
+        return 0
+    index = next((index for index, word in enumerate(command) if index and "=" not in word), 0)
+    return 0 if command[index].startswith("-") else index
+
+
+def _installed(program: str) -> str:
+    """Return the path of a program. Raises ResourceError if it cannot be executed in the sandbox."""
+    path = shutil.which(program)
+    if path is None:
+        wrong = "is no program on the PATH, or not executable"
+    elif (path := os.path.abspath(path)).startswith("/tmp/"):
+        wrong = "is below /tmp, which the sandbox replaces"
+    else:
+        return path
+    raise ResourceError(f"agent.command: {program!r} {wrong}; expected an installed program, or its path")
+
+
 def _filled(word: str, values: dict[str, str]) -> str:
-    """Return a word of the command. The instruction is filled in last, as it may contain the other texts."""
+    """Return a word of the command. The instruction is filled in last, as it may contain the other texts. Raises
+    AgentError if the operating system cannot pass it to a program."""
     for name in (MODEL, URL, INSTRUCTION):
         word = word.replace(name, values[name])
+    if (size := len(word.encode(errors="replace"))) > _LONGEST_WORD:
+        raise AgentError(
+            f"an argument of agent.command has {size} bytes, after {INSTRUCTION} is replaced by the "
+            f"environment's messages; expected at most {_LONGEST_WORD}"
+        )
+    if "\0" in word:
+        raise AgentError("the environment's messages contain a zero byte, which no argument of a program can have")
     return word
 
 
@@ -101,7 +128,7 @@ async def _result(method: Callable[[], Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _run(command: list[str], folder: Path, variables: dict[str, str]) -> str:
+async def _run(command: list[str], folder: Path | None, variables: dict[str, str]) -> str:
     """Run the program in its sandbox; return its standard output. Raises CalledProcessError if it fails, AgentError if
     it writes too much. `OwnAgent` kills it if this is cancelled."""
     process = await asyncio.create_subprocess_exec(
@@ -133,11 +160,14 @@ async def _run(command: list[str], folder: Path, variables: dict[str, str]) -> s
     return out.decode(errors="replace").strip()
 
 
-def _sandbox(folder: Path) -> list[str]:
-    """Return the start of the command line: bwrap with its options."""
+def _sandbox(folder: Path | None) -> list[str]:
+    """Return the start of the command line: bwrap with its options. folder: the working folder; None for an empty one
+    that ends with the program."""
     options = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
     options += ["--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     for path in filter(Path.exists, ((Path.home() / name).resolve() for name in SECRETS)):
         options += ["--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]
-    options += ["--tmpfs", "/tmp", "--dir", USER, "--bind", str(folder), FOLDER, "--chdir", FOLDER]
+    options += ["--tmpfs", "/tmp", "--dir", USER]
+    options += ["--dir", FOLDER] if folder is None else ["--bind", str(folder), FOLDER]
+    options += ["--chdir", FOLDER]
     return ["bwrap", *options, "--"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import time
 import uuid
 from collections import Counter
@@ -60,11 +61,11 @@ class Folder:
     def close(self): ...
 
 
-def played(tmp_path, engine, command, **options):
+def played(tmp_path, engine, command, environment=Folder, **options):
     """Play one episode of a program."""
     with endpoint(engine, CommandAgent(command)) as (own, _, _):
         options = {"player": Player(own), "group_size": 1, "timeout": 120.0} | options
-        [trajectory] = collect(engine, lambda: Folder(tmp_path), [Scenario("s", {}, "train")], **options)
+        [trajectory] = collect(engine, lambda: environment(tmp_path), [Scenario("s", {}, "train")], **options)
     return trajectory
 
 
@@ -117,6 +118,8 @@ FAILURES = {
     "never calls the model": ("print('done')", {}, "no call of the program reached the model"),
     "sends what is refused": ("body['logit_bias'] = {'1': 1}\nask()", {}, "CalledProcessError: python3: exit code 1"),
     "floods its output": ("ask()\nwhile True: print('x' * 10000)", {}, "wrote more than 4194304 bytes"),
+    "gets too long a text": (f"print('{'x' * 140_000}')", {}, "bytes, after {instruction} is replaced by the environ"),
+    "gets a zero byte": ("print('\0')", {}, "contain a zero byte"),
     "fails": (
         "ask()\nraise ValueError('no idea')",
         {},
@@ -152,9 +155,36 @@ def test_its_calls_are_limited(tmp_path):
     assert len(trajectory.histories) == 3, "each asks the same anew, as sub-agents do"
 
 
-def test_a_missing_program_is_refused_before_the_first_episode():
-    with pytest.raises(ResourceError, match=r"agent.command: 'no-such-agent' is no program on the PATH"):
-        CommandAgent(["no-such-agent"])
+def test_without_a_workspace_it_has_an_empty_folder_of_its_own(tmp_path, monkeypatch):
+    """And the path of the program may be relative to the folder of the run."""
+    monkeypatch.chdir(Path(shutil.which("sh")).parent)
+    script = 'pwd; ls -A; touch file; exec python3 -c "$0"'
+    trajectory = played(tmp_path, Parrot(), ["./sh", "-c", script, f"{ASK}\nask()"], environment=Words)
+    assert (trajectory.failure, trajectory.outcome["answer"]) == (None, "/tmp/work")
+
+
+class Words(Folder):
+    """Scores the answer."""
+
+    def reset(self, scenario):
+        return [{"role": "user", "content": "Say something."}]
+
+    def step(self, action):
+        return Step([], 0.0, True, {"answer": action["content"]})
+
+
+UNUSABLE = {
+    "is missing": ["no-such-agent"],
+    "is missing behind variables": ["env", "A=1", "no-such-agent", "B=2"],
+    "is not executable": ["{folder}/no-such-agent"],
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_an_unusable_program_is_refused_before_the_first_episode(tmp_path, name):
+    (tmp_path / "no-such-agent").touch()
+    with pytest.raises(ResourceError, match=r"agent.command: '.*no-such-agent' is no program on the PATH, or not exec"):
+        CommandAgent([word.format(folder=tmp_path) for word in UNUSABLE[name]])
 
 
 HARNESSES = Path(os.environ.get("HARNESSES", "nowhere"))
