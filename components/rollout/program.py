@@ -31,6 +31,10 @@ class RolloutProgram(Protocol):
         """Play one episode and return what a custom agent returns (`components.rollout.own_agent`)."""
         ...
 
+    def wake(self) -> None:
+        """Wake the event loop that waits for `play`, after an interrupt of its thread."""
+        ...
+
 
 PROGRAM: ContextVar[RolloutProgram | None] = ContextVar("program", default=None)
 """Program whose episodes the current stage plays."""

@@ -9,9 +9,11 @@ interrupted one continues with the episodes that had not ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from components.artifacts import Artifact
 from components.artifacts.keys import json_digest
 from components.errors import SpecError
 from components.evaluation.spec import EvaluateSpec
+from components.rollout.collect_spec import CollectSpec
 from components.specs import Target, validate
 from components.trajectories import schema
 from components.trajectories.groups import separate
@@ -49,6 +52,7 @@ class Planned:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._collector: asyncio.AbstractEventLoop | None = None
 
     def _spec(self, **changes: Any) -> ExperimentSpec:
         first = next(iter(self.members.values()))[0]
@@ -56,7 +60,7 @@ class Planned:
 
     async def play(self, scenario: Scenario, sample: int, base_url: str, api_key: str) -> Any:
         """Play a member in the event loop of the program, on behalf of the collector's."""
-        call = self.members[scenario.id][sample]
+        call, self._collector = self.members[scenario.id][sample], asyncio.get_running_loop()
         future = asyncio.run_coroutine_threadsafe(self._play(call, base_url, api_key), self._loop)
         return await asyncio.wrap_future(future)
 
@@ -64,17 +68,22 @@ class Planned:
         EPISODE.set(EpisodeEndpoint(base_url, api_key))
         return outcome_of(await call.coroutine)
 
+    def wake(self) -> None:
+        """Wake the collector's event loop, which waits for the rollouts, so that its thread sees an interrupt."""
+        if self._collector is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._collector.call_soon_threadsafe(lambda: None)
+
     async def gather(self, number: int, after_each: Target | None) -> GatheredGroups:
-        """Collect the episodes and judge them. number: of the collection among those of this policy, from 0."""
+        """Collect the episodes and judge them. number: of the collection among those of the model, from 0."""
         model = self.model
-        collect = model.spec.collect.model_copy(
-            update={"scenarios": len(self.members), "group_size": len(next(iter(self.members.values())))}
-        )
+        changes = {"scenarios": len(self.members), "group_size": len(next(iter(self.members.values())))}
         if self.max_failures is not None:
-            collect = collect.model_copy(update={"max_failures": self.max_failures})
+            changes["max_failures"] = self.max_failures
+        collect = validate(CollectSpec, {**model.spec.collect.model_dump(), **changes}, path="collect")
         requests = Requests(self._spec(collect=collect, reward=after_each or model.spec.reward))
-        step = model.step + 1
-        name = f"{step}.{number}" if number else f"{step}"
+        step, before = model.step + 1, number - model.first_gathered
+        name = f"{step}.{before}" if before else f"{step}"
 
         def work() -> GatheredGroups:
             request = requests.collect(model.checkpoint, number + 1)
@@ -97,16 +106,25 @@ class Planned:
             return await self.model.run.do(work, self)
         finally:
             for call in (call for calls in self.members.values() for call in calls):
-                call.coroutine.close()
+                if inspect.getcoroutinestate(call.coroutine) == inspect.CORO_CREATED:  # others are cancelled
+                    call.coroutine.close()
 
 
 async def gather(
     groups: Iterable[Any], after_each: Target | None, max_failures: float | None, model: LoopPolicy | None = None
 ) -> GatheredGroups:
     """Return the played groups (`flows.loop.gather`). model: None takes that of the calls."""
+    if after_each is not None and not isinstance(after_each, Target):
+        text = f"{type(after_each).__name__}; expected loop.ruler(judge), or another reward as components.specs.Target"
+        raise SpecError.at("loop.gather(after_each)", text)
     calls = planned(model, groups, max_failures)
     number, calls.model.gathered = calls.model.gathered, calls.model.gathered + 1
-    return await calls.gather(number, after_each)
+    try:
+        return await calls.gather(number, after_each)
+    except BaseException:
+        if calls.model.gathered == number + 1:  # the same call again continues this collection
+            calls.model.gathered = number
+        raise
 
 
 def planned(
@@ -114,12 +132,20 @@ def planned(
 ) -> Planned:
     """Return the calls of groups as one collection. model: None takes that of the calls. Raises SpecError for groups of
     different sizes or functions, and for calls without a model."""
-    listed = [members if isinstance(members, RolloutGroup) else group(members) for members in groups]
+    listed = [
+        members if isinstance(members, RolloutGroup) else group(members)
+        for members in groups_of("loop.gather", groups, "[loop.group(rollout(model, scenario) for _ in range(8))]")
+    ]
     calls = [call for members in listed for call in members]
     if not calls:
         raise SpecError.at("loop.gather", "no groups; expected at least one")
     if not all(isinstance(call, Call) for call in calls):
         text = "a group of trajectories has been played already; pass it to model.train, or to loop.ruler_score"
+        raise SpecError.at("loop.gather", text)
+    if (used := begun(calls)) is not None:
+        text = (
+            f"a call of {used.name} occurs twice, or was gathered before; expected a new call, rollout(model, scenario)"
+        )
         raise SpecError.at("loop.gather", text)
     try:
         models = {id(policy): policy for call in calls if (policy := model or call.model) is not None}
@@ -168,6 +194,25 @@ def _scenarios(groups: Sequence[RolloutGroup], split: str) -> list[Scenario]:
     return scenarios
 
 
+def groups_of(where: str, groups: Any, expected: str) -> Iterator[Iterable[Any]]:
+    """Yield the groups of an argument. Raises SpecError for what is not a group."""
+    for members in groups if isinstance(groups, Iterable) else [groups]:
+        if isinstance(members, str) or not isinstance(members, Iterable):
+            if inspect.iscoroutine(members):
+                members.close()
+            raise SpecError.at(where, f"{type(members).__name__} where a group was expected; expected {expected}")
+        yield members
+
+
+def begun(calls: Sequence[Call]) -> Call | None:
+    """Return a call that was played before, or that occurs twice; None if there is none."""
+    counts = Counter(id(call.coroutine) for call in calls)
+    for call in calls:
+        if counts[id(call.coroutine)] > 1 or inspect.getcoroutinestate(call.coroutine) != inspect.CORO_CREATED:
+            return call
+    return None
+
+
 def outcome_of(returned: Any) -> Any:
     """Return what a rollout returned as what a custom agent returns. A success without a reward is the reward."""
     if isinstance(returned, bool):
@@ -207,7 +252,7 @@ def own_groups(groups: Iterable[Iterable[Any]]) -> list[RolloutGroup]:
     """Return groups of trajectories of one's own, each in a group of its own with unique ids. Raises SpecError without
     trajectories, or without rewards."""
     result: list[RolloutGroup] = []
-    for number, members in enumerate(groups):
+    for number, members in enumerate(groups_of("model.train", groups, "a list of groups")):
         episodes = []
         for sample, member in enumerate(members):
             if isinstance(member, Call):

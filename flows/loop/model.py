@@ -69,7 +69,7 @@ class TrainableModel(LoopPolicy):
         option of `filter`; `signal` drops groups with equal rewards. settings: keys of the algorithm, such as
         `learning_rate=1e-4`. Raises SpecError for a wrong setting, and for groups that cannot be trained on."""
         changes = [f"algorithm={algorithm}", f"filter={filter}"]
-        changes += [f"algorithm.{name}={json.dumps(value)}" for name, value in settings.items()]
+        changes += [f"algorithm.{name}={json.dumps(value, default=str)}" for name, value in settings.items()]
         data = groups if isinstance(groups, GatheredGroups) and groups.unchanged else collection.own_groups(groups)
         members = [len(group) for group in data]
         sizes = [f"collect.scenarios={len(members)}", f"collect.group_size={max(members)}", f"rounds={self.step + 1}"]
@@ -88,7 +88,7 @@ class TrainableModel(LoopPolicy):
             return trained
 
         self.checkpoint = await self.run.do(work)
-        self.step, self.gathered = number, 0
+        self.step, self.first_gathered = number, self.gathered
         return self.checkpoint
 
     async def evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -71,12 +72,23 @@ class LoopPolicy:
         seed: int = 0,
         overrides: Sequence[str] = (),
     ):
-        self._own = [f"name={name}", f"model={base}", f"root={Path(root).absolute()}", f"seed={seed}", *overrides]
+        folder = str(Path(root).absolute())
+        if not re.fullmatch(r"[A-Za-z0-9/._-]+", folder):
+            folder = '"' + folder.replace('"', r"\"") + '"'
+        self._own = [f"name={name}", f"model={base}", f"root={folder}", f"seed={seed}", *overrides]
         spec = self.composed()
         for stage in ("collect", "evaluate"):
             if (place := spec.compute.placement(stage)) != "local":
                 text = f"{place}: the rollouts of a loop run in this process; expected compute.stages.{stage}=local"
                 raise SpecError.at(f"compute.stages.{stage}", text)
+        unused = {
+            "collect.overlap": spec.collect.overlap,
+            "collect.partial": spec.collect.partial,
+            "warmup": spec.warmup,
+        }
+        for key in (key for key, value in unused.items() if value):
+            text = "has no effect in a loop, which itself decides when it collects and trains; remove the override"
+            raise SpecError.at(key, text)
         self.spec = with_program(spec)
         self.name = name
         self.step = 0
@@ -84,7 +96,9 @@ class LoopPolicy:
         self.checkpoint: Artifact | None = None
         """Checkpoint of the policy; None: the base model."""
         self.gathered = 0
-        """Number of collections by the current policy."""
+        """Number of collections so far: each one has random numbers of its own."""
+        self.first_gathered = 0
+        """Number of collections before the last training."""
         self.context = Context.created(self.spec.root, self.spec.store, lock_timeout=self.spec.compute.lock_timeout)
         self.run = LoopRun(self.spec, self.context, self._own)
 
@@ -113,7 +127,8 @@ class LoopPolicy:
             raise SpecError.at(
                 f"model.{name}",
                 "exists within a rollout that gather or evaluate plays, because each episode has a key of its own. "
-                "Create the client in the rollout, or take model.openai_client(), which may be created anywhere",
+                "Create the client in the rollout, or take model.openai_client(), which may be created anywhere. A "
+                "thread belongs to the episode if asyncio.to_thread starts it",
             )
         return episode
 

@@ -43,7 +43,7 @@ class LoopRun:
     def __init__(self, spec: ExperimentSpec, context: Context, overrides: Sequence[str]):
         self.spec = spec
         self.context = context
-        self.outcome = RunOutcome()
+        self.outcome = RunOutcome(begin=0)
         self._overrides = list(overrides)
         self._threads = ThreadPoolExecutor(1, "loop")
         self._services: ExitStack | None = None
@@ -71,6 +71,8 @@ class LoopRun:
         except asyncio.CancelledError:
             if thread and not future.done():
                 _interrupt(thread[0])
+                if program is not None:
+                    program.wake()
             raise
 
     def stage(self, label: str, step: int, request: Request) -> Artifact:
@@ -149,7 +151,8 @@ class LoopRun:
         with services:
             result = self._conclude(execution)
         self._requests = {}
-        self.outcome, self._evaluated = RunOutcome(checkpoint=self.outcome.checkpoint, step=self.outcome.step), None
+        step = self.outcome.step
+        self.outcome, self._evaluated = RunOutcome(checkpoint=self.outcome.checkpoint, step=step, begin=step), None
         return result
 
     def _conclude(self, execution: Execution) -> Results:

@@ -126,6 +126,8 @@ class _Reader:
         if name in self.parts:
             return
         self.parts[name] = _digest(_text(cls))
+        for base in cls.__bases__:
+            self._add_class(base)
         for value in vars(cls).values():
             function = getattr(value, "__func__", getattr(value, "fget", value))
             if inspect.isfunction(function):
@@ -166,11 +168,24 @@ def _text(part: CodeType | type) -> str:
     try:
         text = textwrap.dedent(inspect.getsource(part))
     except (OSError, TypeError):
-        return f"{part.co_code!r} {part.co_consts!r} {part.co_names!r}" if isinstance(part, CodeType) else repr(part)
+        return _instructions(part) if isinstance(part, CodeType) else repr(part)
     try:
         return ast.unparse(ast.parse(text))
     except SyntaxError:  # a lambda within a larger expression
         return text
+
+
+def _instructions(code: CodeType) -> str:
+    """Return the instructions of a function without a source file, those of functions within it included."""
+    steps: list[Any] = []
+    for step in dis.get_instructions(code):
+        if isinstance(step.argval, CodeType):  # its repr has an address
+            steps.append(_instructions(step.argval))
+        elif isinstance(step.argval, frozenset):  # its order differs from process to process
+            steps.append([step.opname, sorted(map(repr, step.argval))])
+        else:
+            steps.append([step.opname, step.argrepr])
+    return repr(steps)
 
 
 def _digest(text: str) -> str:

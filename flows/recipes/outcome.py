@@ -27,6 +27,8 @@ class RunOutcome:
     """Numbers that the recipe reports besides the evaluations, by name."""
     checkpoint: Artifact | None = None
     """Final policy; None if nothing was trained."""
+    begin: int | None = None
+    """Step at the start of the rounds; None: that of the first measured policy."""
     step: int = 0
     """Round after which the final policy was trained; 0: the start of the rounds."""
     stopped: str | None = None
@@ -59,6 +61,8 @@ class RunOutcome:
     @property
     def first_step(self) -> int:
         """Step at the start of the rounds."""
+        if self.begin is not None:
+            return self.begin
         return self.measured[0].step if self.measured else self.step
 
     @property

@@ -22,7 +22,10 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
 
     def print_round(number: int, artifacts: dict[str, Artifact]) -> None:
         row = round_figures(artifacts) | drift_figures(execution, number)
-        done = {stage: execution.done[f"{stage}[{number}]"] for stage in artifacts}
+        labels = {
+            stage: f"{stage}[{number}]" for stage in artifacts
+        }  # a loop may train on episodes of an earlier round
+        done = {stage: execution.done[label] for stage, label in labels.items() if label in execution.done}
         refills = [stage for label, stage in execution.done.items() if f"[{number}+" in label]
         all_done = [*done.values(), *refills]
         parts = [f"round {number}/{execution.spec.rounds}"]

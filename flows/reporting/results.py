@@ -257,7 +257,11 @@ def results_of(
         cached_seconds=_cached_seconds(execution),
         step=outcome.step,
         rounds=outcome.last_step,
-        in_rounds={measured.step: summary_of(measured.evaluation) for measured in outcome.measured[1:]},
+        in_rounds={
+            measured.step: summary_of(measured.evaluation)
+            for measured in outcome.measured
+            if measured.step != outcome.first_step
+        },
         training_rewards=outcome.training_rewards,
         guards=[
             {"guard": notice.kind, "step": notice.step, "message": notice.message}

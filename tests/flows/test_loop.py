@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import linecache
 import math
@@ -103,15 +104,58 @@ def test_a_loop_is_a_run_among_the_others(played):
 def test_finished_episodes_of_a_failed_collection_are_kept(tmp_path):
     async def collected():
         async with model_at(tmp_path, more=("collect.concurrency=1",)) as model:
-            await loop.gather([loop.group([rollout(model, one)]) for one in SCENARIOS], max_failures=0)
+            for fails in (2, 0):
+                Played.ids, Played.fails = [], fails
+                try:
+                    await loop.gather([loop.group([rollout(model, one)]) for one in SCENARIOS], max_failures=0)
+                except TooManyFailures as error:
+                    assert "KeyError: 'order'" in str(error)  # noqa: PT017
+                    failed = Played.ids[1]
+            return failed
 
-    Played.ids, Played.fails = [], 2
-    with pytest.raises(TooManyFailures, match=r"KeyError: 'order'"):
-        asyncio.run(collected())
-    failed = Played.ids[1]
-    Played.ids, Played.fails = [], 0
-    asyncio.run(collected())
+    failed = asyncio.run(collected())
     assert Played.ids == [failed]
+
+
+def test_each_collection_samples_anew_and_old_groups_train_again(tmp_path, capsys):
+    async def trained():
+        async with model_at(tmp_path / "runs (1), old") as model:
+            collections = []
+            for _ in range(2):
+                collections.append(await loop.gather([loop.group(rollout(model, SCENARIOS[0]) for _ in range(3))]))
+                await model.train(collections[-1], learning_rate=1e-9)
+            await model.train(collections[0], learning_rate=1e-3)
+            await model.evaluate(rollout, SCENARIOS)
+        return collections
+
+    first, second = asyncio.run(trained())
+    texts = [[episode.histories[-1].messages[-1].content for episode in group[0]] for group in (first, second)]
+    assert set(texts[0]).isdisjoint(texts[1])
+    (run,) = Records(tmp_path / "runs (1), old").all()
+    assert run.result["rounds"] == 3
+    assert "after GRPO" in capsys.readouterr().err
+
+
+class Waiting:
+    episodes = 0
+
+
+async def waits(model, scenario):
+    Waiting.episodes += 1
+    await asyncio.sleep(3600)
+
+
+def test_a_cancelled_collection_ends_with_its_rollouts(tmp_path):
+    async def cancelled():
+        async with model_at(tmp_path) as model:
+            gathering = asyncio.ensure_future(loop.gather([loop.group(waits(model, one) for one in SCENARIOS)]))
+            while Waiting.episodes < 2:
+                await asyncio.sleep(0.05)
+            gathering.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await gathering
+
+    asyncio.run(cancelled())
 
 
 SOURCE = """
@@ -148,6 +192,17 @@ def test_the_source_of_a_script_counts_as_far_as_the_rollout_names_it(changes, e
     assert (digest("<first>") == digest("<second>", **changes)) is equal
 
 
+def test_a_function_without_a_source_file_counts_by_its_instructions():
+    def digest(suffix: str) -> str:
+        module = types.ModuleType("__main__")
+        text = f"async def rollout(model, x):\n    return [(lambda: y{suffix}) for y in x]"
+        exec(compile(text, "<string>", "exec"), module.__dict__)
+        return source_of(module.rollout.__code__, module.__dict__, {})
+
+    assert digest("") == digest("")
+    assert digest("") != digest(" + 1")
+
+
 async def unused(model, scenario, tool=None):
     return 1.0
 
@@ -180,6 +235,12 @@ async def _misused(root):
         "two functions": await fails(
             lambda: loop.gather([group([unused(model, 1)]), group([rollout(model, SCENARIOS[0])])])
         ),
+        "a group for groups": await fails(lambda: loop.gather(group([unused(model, 1)]))),
+        "coroutines for groups": await fails(lambda: loop.gather([unused(model, 1)])),
+        "twice": await fails(lambda: loop.gather([group([call, call]) for call in [unused(model, 1)]])),
+        "max_failures": await fails(lambda: loop.gather([group([unused(model, 1)])], max_failures=-1)),
+        "after_each": await fails(lambda: loop.gather([group([unused(model, 1)])], after_each="openai/o3")),
+        "partial": await fails(lambda: model_at(root, more=("collect.partial={turns: 2}",))),
         "outside": await fails(lambda: model.api_key),
         "algorithm": await fails(lambda: model.train([[loop.Transcript(reward=1.0)]], algorithm="grpoo")),
         "setting": await fails(lambda: model.train([[loop.Transcript(reward=1.0)]], learning_rat=1)),
@@ -201,6 +262,12 @@ def test_a_mistake_is_refused_with_its_remedy(tmp_path):
         "no model": "0 models among the arguments of unused; expected one TrainableModel",
         "sizes": "groups of different sizes (1 of 1 and 1 of 2); expected the same number in each",
         "two functions": "2 rollout functions (rollout, unused)",
+        "a group for groups": "loop.gather: Call where a group was expected; expected [loop.group(",
+        "coroutines for groups": "loop.gather: coroutine where a group was expected",
+        "twice": "a call of unused occurs twice, or was gathered before; expected a new call",
+        "max_failures": "collect.max_failures: -1: expected at least 0",
+        "after_each": "loop.gather(after_each): str; expected loop.ruler(judge)",
+        "partial": "collect.partial: has no effect in a loop",
         "outside": "model.api_key: exists within a rollout that gather or evaluate plays",
         "algorithm": "Did you mean 'algorithm=grpo'?",
         "setting": "Did you mean 'algorithm.learning_rate'?",
