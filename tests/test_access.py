@@ -21,7 +21,10 @@ NAMES = re.compile(r"(.*_)?(urls?|path|command|folders?|python|cache|address)|\w
 BELOW_A_MARK = ("components.compute", "components.deployment.targets")
 """Packages of specs that are only below a field with a mark."""
 JUDGE = ["reward=ruler", "reward.model.url=http://h/v1", "reward.model.model=m"]
-NO_CONFIGURATION = ("components.inference.chat_completions", "components.inference.app", "components.json")
+NO_CONFIGURATION = (
+    *("components.inference.chat_completions", "components.inference.app", "components.json"),
+    "flows.agent_tools.course",
+)
 
 
 def spec_fields():

@@ -11,7 +11,6 @@ command `show` and `--show` print without running it:
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -29,6 +28,7 @@ from components.specs import Spec, validate
 from flows.agent_tools.commands import command, error_message, last_object
 from flows.execution.executor import environment
 from flows.history.records import Records, RunRecord, checkpoints
+from flows.terminal.arguments import RootParser
 from flows.terminal.exit_codes import with_exit_codes
 from flows.terminal.help import CONF
 
@@ -269,13 +269,10 @@ def _copy(export: Path, output: Path, run: str) -> None:
 @with_exit_codes
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an action, or show its experiment. Return exit code 0, or 2 for a user error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.agent_tools.course", description="The tool of HelloAgents' course."
-    )
+    parser = RootParser(prog="python -m flows.agent_tools.course", description="The tool of HelloAgents' course.")
     parser.add_argument("parameters", help='JSON object: {"action": "train", "algorithm": "sft", ...}')
     parser.add_argument("overrides", nargs="*", help="further settings of the runs: rounds=2, inference=vllm")
     parser.add_argument("--show", action="store_true", help="print the command of the experiment, without running it")
-    parser.add_argument("--root", default="runs", help="folder of the runs (default: %(default)s)")
     options = parser.parse_intermixed_args(argv)
     try:
         parameters = json.loads(options.parameters)

@@ -77,7 +77,8 @@ class Planned:
     async def gather(self, number: int, after_each: Target | None) -> GatheredGroups:
         """Collect the episodes and judge them. number: of the collection among those of the model, from 0."""
         model = self.model
-        changes = {"scenarios": len(self.members), "group_size": len(next(iter(self.members.values())))}
+        changes: dict[str, Any] = {"scenarios": len(self.members)}
+        changes["group_size"] = len(next(iter(self.members.values())))
         if self.max_failures is not None:
             changes["max_failures"] = self.max_failures
         collect = validate(CollectSpec, {**model.spec.collect.model_dump(), **changes}, path="collect")
@@ -111,7 +112,7 @@ class Planned:
 
 
 async def gather(
-    groups: Iterable[Any], after_each: Target | None, max_failures: float | None, model: LoopPolicy | None = None
+    groups: Iterable[Any], after_each: Any, max_failures: float | None, model: LoopPolicy | None = None
 ) -> GatheredGroups:
     """Return the played groups (`flows.loop.gather`). model: None takes that of the calls."""
     if after_each is not None and not isinstance(after_each, Target):

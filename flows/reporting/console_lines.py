@@ -22,9 +22,8 @@ def round_teller(execution: Execution) -> Callable[[int, dict[str, Artifact]], N
 
     def print_round(number: int, artifacts: dict[str, Artifact]) -> None:
         row = round_figures(artifacts) | drift_figures(execution, number)
-        labels = {
-            stage: f"{stage}[{number}]" for stage in artifacts
-        }  # a loop may train on episodes of an earlier round
+        # a loop may train on episodes of an earlier round
+        labels = {stage: f"{stage}[{number}]" for stage in artifacts}
         done = {stage: execution.done[label] for stage, label in labels.items() if label in execution.done}
         refills = [stage for label, stage in execution.done.items() if f"[{number}+" in label]
         all_done = [*done.values(), *refills]
