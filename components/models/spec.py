@@ -221,8 +221,9 @@ class ModelSpec(LocalModelSpec):
     """LoRA adapter; null trains all weights (full fine-tuning)."""
     cuda_graphs: bool = False
     """Start the kernels of a training step's decoder, and of a decoding pass of the embedded engine, as CUDA graphs, by
-    one call of the host each. Requires a GPU, and an adapter without dropout on a model that is not quantized. false by
-    default, because it was tested on a simulated GPU only."""
+    one call of the host each. Requires a GPU, and an adapter without dropout on a model that is not quantized, trains
+    on packs (not on padded rows), without sharding and `gradient_checkpointing`. false by default, because it was
+    tested on a simulated GPU only."""
 
     @field_validator("cuda_graphs")
     @classmethod

@@ -76,6 +76,9 @@ class LoopPolicy:
         if not re.fullmatch(r"[A-Za-z0-9/._-]+", folder):
             folder = '"' + folder.replace('"', r"\"") + '"'
         self._own = [f"name={name}", f"model={base}", f"root={folder}", f"seed={seed}", *overrides]
+        for override in overrides:
+            if (key := override.lstrip("+~").partition("=")[0]) in ("environment", "rounds"):
+                raise SpecError.at("overrides", f"{override}: {key} has no effect in a loop, whose calls decide it")
         spec = self.composed()
         for stage in ("collect", "evaluate"):
             if (place := spec.compute.placement(stage)) != "local":
