@@ -9,7 +9,9 @@ arguments the page and its plot are written again. A record has one object for e
 `model` (its name), `seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds` (of all stages,
 cached ones included), `peak_memory_gb` (of the recorded process, in which cached stages take none), `command`,
 `commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned. A recipe
-that learns from a file also has `file`: the commands that make it (docs/recipe_files.py).
+that learns from a file also has `file`: the commands that make it (docs/recipe_files.py). `invalid` and `valid_success`
+are the share of episodes with an invalid action, and the success of the others, before and after; null where the
+environment does not count invalid actions, and in rows that were recorded without them.
 `before` is the policy that the recipe's last training phase starts from: after the supervised warmup, if there is one.
 Runs with overrides are variants: they have the overrides in `overrides`, and a table of their own that compares them
 with the experiment. `success_by_round`, `training_reward_by_round`, `guards` (those that triggered) and `reported`
@@ -25,15 +27,17 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cache
 from statistics import fmean
 from typing import Any
 
 from components.evaluation.metrics import Estimate, seeds_difference, seeds_interval
-from docs import recipe_files
+from docs import baselines, recipe_files
 from docs.generated import Generated, table
 from docs.recipes_plot import plot
 from docs.results import ROOT, commit, processor
 from flows.experiment.compose import compose
+from flows.experiment.composer import Composer
 
 RECORD = ROOT / "docs" / "results" / "recipes.json"
 UNEXPLAINED = "the interval of the gain includes 0"
@@ -139,8 +143,14 @@ def row_of(result: dict[str, Any], experiment: str, overrides: list[str]) -> dic
         "reported": result["reported"],
         "command": shlex.join(["python", "-m", "flows.run", *arguments(experiment, result["seed"], overrides)]),
         **({"file": commands} if (commands := recipe_files.commands(experiment)) else {}),
+        **{name: _before_after(result, name) for name in ("invalid", "valid_success")},
         "flat": None if interval is not None and interval[0] > 0 else UNEXPLAINED,
     }
+
+
+def _before_after(result: dict[str, Any], name: str) -> list[float] | None:
+    before = result.get(f"{name}_before")
+    return None if before is None else [before, result[name]]
 
 
 def explain(experiment: str, reason: str) -> None:
@@ -163,7 +173,7 @@ def summary_table() -> str:
     """Return a table of the means over the seeds of each experiment, with intervals of the gain over and within
     them."""
     gains = ["Before", "After", "Gain [95 % over seeds]", "Seeds with gain"]
-    head = ["Experiment", "Model", "Seeds", *gains, "Minutes", "Memory"]
+    head = ["Experiment", "Model", "Seeds", *gains, "Random", "Invalid", "Success without invalid", "Minutes", "Memory"]
     cells = []
     for experiment, runs in by_experiment().items():
         cells.append(
@@ -175,6 +185,9 @@ def summary_table() -> str:
                 f"{fmean(row['after'] for row in runs):.2f}",
                 _gain(runs),
                 f"{sum(row['flat'] is None for row in runs)} of {len(runs)}",
+                random_success(experiment),
+                _means(runs, "invalid"),
+                _means(runs, "valid_success"),
                 f"{fmean(row['seconds'] for row in runs) / 60:.1f}",
                 f"{max(row['peak_memory_gb'] for row in runs):.1f} GB",
             ]
@@ -182,6 +195,30 @@ def summary_table() -> str:
     reasons = {row["experiment"]: row["flat"] for row in rows() if row["flat"] and not row["overrides"]}
     flat = "".join(f"\n- `{name}`: {reason}" for name, reason in reasons.items())
     return table(head, cells) + (f"\nSeeds without gain:\n{flat}\n" if flat else "")
+
+
+def random_success(experiment: str) -> str:
+    """Return the success of random legal actions on the held-out scenarios of an experiment, from the record of a task
+    with the same environment; a dash where none is recorded."""
+    for row in baselines.rows():
+        random = row["policies"]["random"]
+        if random and environment_of(row["experiment"]) == environment_of(experiment):
+            return f"{random['success']:.2f}"
+    return "–"
+
+
+@cache
+def environment_of(experiment: str) -> dict[str, Any]:
+    """Return the configuration of the environment of a recipe, whose packages need not be installed."""
+    composer = Composer()
+    data, _ = composer.point(composer.parse([f"+experiment={experiment}", *recipe_files.arguments(experiment)])[0])
+    return dict((data or {})["environment"])
+
+
+def _means(runs: list[dict[str, Any]], name: str) -> str:
+    """Return the means over the seeds of a measure before and after, as text."""
+    recorded = [row[name] for row in runs if row.get(name)]
+    return " → ".join(f"{fmean(values):.2f}" for values in zip(*recorded, strict=True)) or "–"
 
 
 def results_table() -> str:

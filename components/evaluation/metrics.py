@@ -56,10 +56,12 @@ def summarise(episodes: EpisodeColumns | Sequence[Trajectory], alpha: float | No
     for an evaluation that may stop early; None for a fixed number of scenarios.
 
     The result is `{"episodes", "scenarios", "failures": {"count", "by_boundary"}, "truncated", "unscored",
-    "success", "reward", "turns", "by_type", "by_difficulty"}`. `truncated` maps each limit that ended episodes to their
-    number. `success`, `reward` and `turns` are `{"mean", "low", "high", "n"}`, with the
-    number n of measured episodes and the 95 % interval from low to high. `by_type` and `by_difficulty` map each type
-    and each difficulty (as text, sorted) to the same metrics of its own episodes.
+    "success", "reward", "turns", "invalid", "valid_success", "by_type", "by_difficulty"}`. `truncated` maps each limit
+    that ended episodes to their number. The measures are `{"mean", "low", "high", "n"}`, with the number n of measured
+    episodes and the 95 % interval from low to high. `invalid` is the share of the episodes with an action that the
+    environment rejected, `valid_success` the success of the others: what a policy gains beyond learning which actions
+    are legal. Both have n = 0 where the environment does not count such actions. `by_type` and `by_difficulty` map each
+    type and each difficulty (as text, sorted) to the same metrics of its own episodes.
     """
     columns = _columns(episodes)
     return {
@@ -262,9 +264,12 @@ def _finished(episodes: EpisodeColumns) -> EpisodeColumns:
 def _measures(episodes: EpisodeColumns, alpha: float | None) -> dict[str, Any]:
     boundaries = [boundary for boundary in episodes.boundaries if boundary is not None]
     finished = _finished(episodes)
+    rejected_N = finished.number_N("invalid_actions")
     means = {
         "reward": _mean(_clusters(finished, finished.reward_N).values()),
         "turns": _mean(_clusters(finished, finished.metric_N("turns")).values()),
+        "invalid": _rate(_clusters(finished, rejected_N > 0, rejected_N >= 0)),
+        "valid_success": _rate(_clusters(finished, finished.success_N, rejected_N == 0)),
     }
     if alpha is not None:
         means = {name: {**measure, "low": None, "high": None} for name, measure in means.items()}
@@ -274,7 +279,7 @@ def _measures(episodes: EpisodeColumns, alpha: float | None) -> dict[str, Any]:
         "failures": {"count": len(boundaries), "by_boundary": dict(sorted(Counter(boundaries).items()))},
         "truncated": {limit: count for limit in LIMITS if (count := int((finished.metric_N(limit) > 0).sum()))},
         "unscored": int((~finished.scored_N).sum()),
-        "success": _success(finished, alpha),
+        "success": _rate(_clusters(finished, finished.success_N), alpha),
         **means,
     }
 
@@ -313,10 +318,10 @@ def _mean_of(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": fmean(values), "low": low, "high": high, "n": len(values)}
 
 
-def _success(finished: EpisodeColumns, alpha: float | None) -> dict[str, Any]:
-    """Return the success rate of finished episodes with its interval."""
-    clusters = _clusters(finished, finished.success_N)
-    n, successes = len(finished), int(finished.success_N.sum())
+def _rate(clusters: dict[str, list[float]], alpha: float | None = None) -> dict[str, Any]:
+    """Return the mean of values of 0 and 1, given by scenario, with its interval."""
+    values = [value for cluster in clusters.values() for value in cluster]
+    n, successes = len(values), round(sum(values))
     if clusters and alpha is not None:
         low, high = confidence_sequence([fmean(cluster) for cluster in clusters.values()], alpha)
     elif not clusters or len(clusters) < n:

@@ -135,6 +135,7 @@ class Results:
                 **_gain(self.differences, self.titles),
                 **({"sequence": self.last["sequence"]} if self.last and "sequence" in self.last else {}),
                 **_measure("reward", self.last),
+                **self._legality(),
                 **{
                     f"{name}{suffix}": self.heldout.get(key, {}).get(name)
                     for name in ("loss", "accuracy")
@@ -166,6 +167,19 @@ class Results:
                 "report": self.report,
             }
         )
+
+    def _legality(self) -> dict[str, Any]:
+        """Return the share of episodes with an invalid action and the success of the others, for the final policy and
+        for that at the start of the rounds; empty where the environment does not count invalid actions."""
+        starts = [self.summaries[name] for name in ("start", "sft", "feedback") if name in list(self.summaries)[:-1]]
+        counted = [summary for summary in (self.last, *starts[-1:]) if summary and summary.get("invalid", {}).get("n")]
+        if len(counted) < 2:
+            return {}
+        return {
+            f"{name}{suffix}": summary[name]["mean"]
+            for summary, suffix in zip(counted, ("", "_before"), strict=True)
+            for name in ("invalid", "valid_success")
+        }
 
     def rows(self) -> list[list[str]]:
         """Return the final table's rows: policy, success, reward, turns, with 95 % intervals. The last row is the final

@@ -147,6 +147,17 @@ class TestSummarise:
         assert summary["by_difficulty"]["2"]["success"]["mean"] == 0.5
         assert summary["by_difficulty"]["10"]["success"] == {"mean": None, "low": None, "high": None, "n": 0}
 
+    def test_success_without_invalid_actions_is_that_of_the_episodes_that_had_none(self):
+        outcomes = [(True, 0), (False, 0), (True, 2), (False, 1), (True, None)]
+        summary = summarise(
+            [
+                episode(name, outcome={"success": success} | ({} if invalid is None else {"invalid_actions": invalid}))
+                for name, (success, invalid) in zip("abcde", outcomes, strict=True)
+            ]
+        )
+        assert (summary["invalid"]["mean"], summary["invalid"]["n"]) == (0.5, 4)
+        assert (summary["valid_success"]["mean"], summary["valid_success"]["n"]) == (0.5, 2)
+
     def test_it_is_strict_json(self):
         for rows in (mixed(), mixed()[3:], mixed()[:1], []):
             summary = summarise(rows)
