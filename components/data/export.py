@@ -9,7 +9,7 @@ so such episodes are left out and counted; the form `trajectories` (`parquet`) h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -23,6 +23,8 @@ from components.trajectories.groups import aside
 from components.trajectories.schema import Trajectory
 from components.trajectories.store import write_trajectories
 
+Writer = Callable[[list[Trajectory]], Iterable[dict[str, Any]]]
+"""Makes the rows of the scored episodes of a group."""
 PARQUET = "parquet"
 CARD = "README.md"
 
@@ -53,9 +55,16 @@ class ExportCounts:
     rows: int = 0
 
 
-def export(collections: Sequence[Collection], form: str, out: Path, *, min_reward: float | None = None) -> ExportCounts:
-    """Write the rows to a new folder, and return the counts. Raises ResourceError if the folder is not empty, or if no
-    row results."""
+def export(
+    collections: Sequence[Collection],
+    form: str,
+    out: Path,
+    *,
+    min_reward: float | None = None,
+    write: Writer | None = None,
+) -> ExportCounts:
+    """Write the rows to a new folder, and return the counts. write: rows of a group; None: those of the form. Raises
+    ResourceError if the folder is not empty, if a group cannot be written, or if no row results."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ResourceError(f"--out {out}: is not empty; expected a new folder")
     out.mkdir(parents=True, exist_ok=True)
@@ -64,7 +73,7 @@ def export(collections: Sequence[Collection], form: str, out: Path, *, min_rewar
     if form == PARQUET:
         counts.rows = write_trajectories(out / "train.parquet", trajectories)
     else:
-        counts.rows = write_jsonl(out / "train.jsonl", _rows(trajectories, form))
+        counts.rows = write_jsonl(out / "train.jsonl", _rows(trajectories, write or FORMS[form].write))
     if not counts.rows:
         raise ResourceError(
             f"no row of form {form} results from {counts.episodes} episodes ({counts.failed} failed, "
@@ -73,11 +82,13 @@ def export(collections: Sequence[Collection], form: str, out: Path, *, min_rewar
     return counts
 
 
-def _rows(trajectories: Iterable[Trajectory], form: str) -> Iterator[dict[str, Any]]:
-    write = FORMS[form].write
+def _rows(trajectories: Iterable[Trajectory], write: Writer | None) -> Iterator[dict[str, Any]]:
     assert write is not None
     for _, group in groupby(trajectories, key=lambda trajectory: trajectory.group):
-        yield from write(list(group))
+        try:
+            yield from write(list(group))
+        except ValueError as error:
+            raise ResourceError(f"the rows cannot be written: {error}") from None
 
 
 def _selected(

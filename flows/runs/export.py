@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from components.artifacts import Artifact, Store
 from components.data.spec import FormName
@@ -24,8 +24,14 @@ from flows.history.store_reader import StoreReader
 from flows.terminal.arguments import RootParser
 from flows.terminal.exit_codes import print_message
 
-FORMS = (*(form for form in get_args(FormName) if form not in ("auto", "trajectories")), "parquet")
-"""Forms of imports, which all can be written, and `parquet` for whole episodes."""
+if TYPE_CHECKING:
+    from components.trajectories.schema import Trajectory
+
+JUDGEMENTS = "judgements"
+LONGEST_QUESTION = 10_000
+"""Characters that an embedded judge reads (conf/judge_model/embedded.yaml)."""
+FORMS = (*(form for form in get_args(FormName) if form not in ("auto", "trajectories")), "parquet", JUDGEMENTS)
+"""Forms of imports, which all can be written; `parquet` for whole episodes; `judgements` to train a judge on."""
 SELF_SCORED = ("dataset", "feedback")
 """Kinds of artifacts that hold trajectories with their scores."""
 
@@ -47,7 +53,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m flows.runs export", description="Writes the scored episodes of a run as data to train on."
     )
     parser.add_argument("run", metavar="RUN", help="id of the run, its beginning, or the name of its experiment")
-    parser.add_argument("--form", required=True, choices=FORMS, help="form of the rows; parquet: whole episodes")
+    parser.add_argument(
+        "--form",
+        required=True,
+        choices=FORMS,
+        help="form of the rows; parquet: whole episodes; judgements: RULER's questions, answered with the rewards",
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="new folder for rows and card")
     parser.add_argument(
         "--stages",
@@ -84,11 +95,19 @@ def run(options: argparse.Namespace) -> dict[str, object]:
             )
             for label, episodes, scores in stages
         ]
-        counts = export(collections, options.form, options.out, min_reward=options.min_reward)
-    text = card(f"{record.name} {options.form}", options.form, counts, _provenance(record, stages))
+        form, write = ("messages", _judgements) if options.form == JUDGEMENTS else (options.form, None)
+        counts = export(collections, form, options.out, min_reward=options.min_reward, write=write)
+    text = card(f"{record.name} {options.form}", form, counts, _provenance(record, stages))
     (options.out / CARD).write_text(text, encoding="utf-8")
     result: dict[str, object] = {"folder": str(options.out), "form": options.form, **asdict(counts)}
     return result | ({"url": push(options.out, options.push)} if options.push else {})
+
+
+def _judgements(group: list[Trajectory]) -> list[dict[str, Any]]:
+    """Return the row of a group: RULER's question about it, and the answer with its rewards."""
+    from components.rewards.judges.ruler import judgement
+
+    return [{"messages": judgement(group, longest=LONGEST_QUESTION)}]
 
 
 def scored_stages(record: RunRecord, pattern: str) -> list[tuple[str, str, str]]:

@@ -12,11 +12,12 @@ import yaml
 
 from components.data.export import PARQUET
 from components.data.forms import FORMS as ROW_FORMS
+from components.rewards.judges.ruler import Ruler
 from components.trajectories.schema import Failure, History, Message, Scenario, Trajectory
 from components.trajectories.store import load_scored
 from flows.experiment.requests import Requests
 from flows.history.records import RunRecord, StageRecord, recording
-from flows.runs.export import FORMS, main
+from flows.runs.export import FORMS, JUDGEMENTS, main
 from flows.stages import STAGES
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
@@ -24,6 +25,8 @@ from tests.data import rows as samples
 from tests.deployment.test_hub import TOKEN, FakeHub
 from tests.flows.pretend import pretend, spec_of
 from tests.flows.test_import import MODEL, write
+from tests.rewards.judge_server import Asked, Reply, judge_server
+from tests.rewards.judged import scores, spec
 
 SOURCES = {
     "messages": "messages",
@@ -84,7 +87,7 @@ def content(artifact) -> list:
 
 def test_an_export_imports_as_the_same_examples(tmp_path, capsys):
     exported = {name for name, form in ROW_FORMS.items() if form.write is not None} | {PARQUET}
-    assert set(FORMS) == exported == set(SOURCES)
+    assert set(FORMS) - {JUDGEMENTS} == exported == set(SOURCES)
     for form, source in SOURCES.items():
         root, out = tmp_path / form, tmp_path / form / "out"
         context = Context.at(root)
@@ -156,6 +159,25 @@ def test_judged_episodes_of_all_rounds_are_exported_and_the_others_counted(judge
     assert main(["latest", "--out", str(tmp_path / "best"), *options]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["episodes"], result["low"], result["rows"]) == (5, 1, 1)
+
+
+def test_judgements_are_the_questions_of_ruler_answered_with_the_rewards(tmp_path, capsys):
+    """A judge that answers as the rows do gives each episode its reward."""
+    sampled = [
+        Trajectory(f"a/{i}", Scenario("a", {}, "train"), i, [History(talk(text))], policy="abc", reward=reward)
+        for i, (text, reward) in enumerate([("good", 1.0), ("bad", 0.25), ("good", 1.0)])
+    ]
+    root, out = tmp_path / "root", tmp_path / "out"
+    pretend(root, rounds=1, warmup=None, episodes={"collect[1]": sampled, "judge[1]": sampled})
+    assert main(["latest", "--form", JUDGEMENTS, "--out", str(out), f"root={root}"]) == 0
+    (row,) = [json.loads(line)["messages"] for line in (out / "train.jsonl").read_text().splitlines()]
+
+    def answer(asked: Asked) -> Reply:
+        assert asked.body["messages"] == row[:-1]
+        return Reply(row[-1]["content"])
+
+    with judge_server(answer) as server:
+        assert [score.reward for score in scores(Ruler(spec(server)), sampled)] == [1.0, 0.25, 1.0]
 
 
 def test_parquet_holds_all_histories_and_an_import_drops_their_tokens(judged, tmp_path, capsys):
