@@ -29,6 +29,7 @@ BUILT_IN = [
     "movie",
     "python_tool",
     "reasoning",
+    "repair",
     "retail",
     "scienceworld",
     "shop",
