@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.algorithms.spec import AlgorithmSpec
 from components.algorithms.trainer import PolicyTrainingRequest, TrainedModule, TrainingContext
@@ -63,9 +63,7 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
         )
         if critic is not None and (start / checkpoint.CRITIC).is_dir():
             critic.load(start / checkpoint.CRITIC)
-    unfinished = UnfinishedTraining(
-        request.scratch / "unfinished", policy, optimizer, critic, algorithm=algorithm.name, every=request.save_every
-    )
+    unfinished = UnfinishedTraining(request.scratch / "unfinished", policy, optimizer, critic, every=request.save_every)
     context = TrainingContext.of(
         request,
         policy=policy,
@@ -84,15 +82,16 @@ def train(algorithm: AlgorithmSpec, request: PolicyTrainingRequest) -> dict[str,
     if not unfinished.steps:
         logger.warning("nothing to learn from: the new checkpoint equals the one that training started from")
     _require_finite(modules, context, step)
-    gathered, moments = policy.gather(), checkpoint.moments(optimizer, names)
-    if distributed.first():
+    first = distributed.first()
+    if first or policy.is_sharded:
+        policy.save(policy.folder(request.out))
+        state: dict[str, Any] = {"optimizer": optimizer, "names": names, "loss_scale": policy.loss_scale.state()}
+        checkpoint.save_state(request.out, algorithm=algorithm.name, step=step, first=first, **state)
+    if first:
         unfinished.write_log(request.out, TrainingGuards(request.scratch))
-        policy.save(policy.folder(request.out), gathered)
         policy.check_saved(policy.folder(request.out))
         if critic is not None:
             critic.save(request.out / checkpoint.CRITIC)
-        scale = policy.loss_scale.state()
-        checkpoint.save_state(request.out, algorithm=algorithm.name, step=step, moments=moments, loss_scale=scale)
         trainer.save(request.out)
     distributed.wait()
     chosen = {"pack_tokens": float(algorithm.pack_size)} if policy.device.startswith("cuda") else {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from components.algorithms.continual.spec import EWCSpec
-from components.compute.spec import Strategy
+from components.compute.spec import SaveEvery, Strategy
 from components.models.spec import ModelSpec
 from components.trajectories.schema import Score, Trajectory
 
@@ -72,8 +72,8 @@ class TrainingRequest:
     of this run."""
     start: Path | None = None
     """Checkpoint to train from; None: the base model."""
-    save_every: float = 30.0
-    """Seconds between two saves of the unfinished training to `scratch`."""
+    save_every: SaveEvery = "auto"
+    """Seconds between two saves of the unfinished training to `scratch` (`compute.save_every`)."""
     strategy: Strategy = "ddp"
     """Tensors that are sharded over the processes."""
 

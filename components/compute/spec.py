@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -15,9 +15,11 @@ from components.specs import Spec
 from components.specs.declared import discover, union_of
 from components.specs.marks import FILES, PROGRAM
 
-__all__ = ["PLACES", "ComputeSpec", "Strategy"]
+__all__ = ["PLACES", "ComputeSpec", "SaveEvery", "Strategy"]
 
 
+SaveEvery = Annotated[float, Field(ge=0)] | Literal["auto"]
+"""Seconds between two checkpoints of a running training."""
 MAX_SHARDS = 4096
 """Maximum number of shards of a stage."""
 PLACES = discover("components.compute", Place, "spec")  # type: ignore[type-abstract]
@@ -58,9 +60,10 @@ class ComputeSpec(Spec):
     duplicate_after: float = Field(0.0, ge=0)
     """Start a second copy of a shard on an idle worker once it takes this many times the median time of the finished
     shards; the copy that finishes first counts, and the other is stopped. 0: never."""
-    save_every: float = Field(30.0, ge=0)
-    """Seconds between two checkpoints of a running training, from which it resumes if it is killed. 0: after each
-    gradient step."""
+    save_every: SaveEvery = "auto"
+    """Seconds between two checkpoints of a running training, from which it resumes if it is killed; they are written
+    while it goes on. 0: after each gradient step, which waits for it. `auto`: 30, or 20 times the seconds that the
+    last one took, which grow with its size."""
     stall_timeout: float = Field(3600.0, ge=0)
     """Seconds without progress (model response, episode, gradient step or finished part) after which a stage is ended
     with an error that names its last activity. 0: never."""

@@ -31,11 +31,13 @@ _Place = tuple[dict[str, Any], str]
 
 
 class StreamedModel:
-    """Causal language model in `base_dir` with placeholders for all weights, in evaluation mode. Raises ResourceError
-    if the files lack weights of the config."""
+    """Causal language model in `base_dir` with placeholders for all weights, in evaluation mode. trained: folder with
+    weights that take the place of those in `base_dir` (`trained_weights`). Raises ResourceError if the files lack
+    weights of the config."""
 
-    def __init__(self, base_dir: Path, *, dtype: str, device: str):
+    def __init__(self, base_dir: Path, *, dtype: str, device: str, trained: Path | None = None):
         self._base_dir = base_dir
+        self._folders = [base_dir, *([trained] if trained else [])]
         self._device = device
         self.model = _without_weights(base_dir, dtype)
         """The model; adapters may be added, and filled modules sharded."""
@@ -60,7 +62,7 @@ class StreamedModel:
     def computing(self, dtype: torch.dtype | None = None) -> Iterator[None]:
         """Compute with the weights within the context: a layer's are read before its forward pass and dropped after it,
         those outside of layers are there until the end. dtype: of weights in half precision; None: their own."""
-        layers = list(decoder(self.model).layers)
+        layers = list(getattr(decoder(self.model), "layers", ()))
         inside = {part for layer in layers for part in layer.modules()}
         filled: dict[torch.nn.Module, dict[torch.Tensor, list[_Place]]] = {}
 
@@ -112,9 +114,12 @@ class StreamedModel:
     def _read(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Return parameters and buffers as they are in the files, by name."""
         wanted = set(names)
-        with Weights(self._base_dir) as weights:
-            stored = {file: weights.get(file) for file, name in self._parameters.items() if name in wanted}
-            return from_files(self._base_dir, self._bare, stored)
+        stored: dict[str, torch.Tensor] = {}
+        for folder in self._folders:
+            with Weights(folder) as weights:
+                files = [file for file, name in self._parameters.items() if name in wanted and file in weights.where]
+                stored |= {file: weights.get(file) for file in files}
+        return from_files(self._base_dir, self._bare, stored)
 
     def _tie_equal_weights(self) -> None:
         """Tie weights that the config ties if the files have both and they are equal, as transformers does."""

@@ -96,8 +96,8 @@ class TrainingMemory:
     gathered: float
     activations: float
     host: float
-    """Memory of the host, beside the device: weights while they are read, or the checkpoint in the process that writes
-    it."""
+    """Memory of the host, beside the device: weights while they are read, or the copy of trained weights and optimizer
+    state that is written while the training goes on."""
 
     @property
     def total(self) -> float:
@@ -142,7 +142,7 @@ def training_memory(
     if sharded:
         loading = max(probe, weights + (4 if model.lora is None else bytes_) * outside)
         read = 2 * bytes_ * max(outside, size.layer)
-    saved = (bytes_ + 8 + (4 if bytes_ < 4 else 0)) * trained
+    saved = (14 if masters else 12) * trained / trained_shards
     return TrainingMemory(
         loading=loading,
         weights=weights,

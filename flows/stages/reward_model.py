@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from components.algorithms.choices import AnyRewardAlgorithmSpec
 from components.artifacts import Draft
+from components.compute.spec import SaveEvery
 from components.models.spec import ModelSpec
 from flows.stages.base import Context, Inputs, Stage, StageSpec, TrainingProgress
 from flows.stages.train import CHECKPOINT_FILES, OPTIONAL_FILES
@@ -25,8 +24,8 @@ adds scenarios.json."""
 class RewardModelStage(StageSpec):
     model: ModelSpec
     algorithm: AnyRewardAlgorithmSpec
-    save_every: float = Field(30.0, ge=0)
-    """Seconds between two saves of the unfinished training."""
+    save_every: SaveEvery = "auto"
+    """Seconds between two saves of the unfinished training (`compute.save_every`)."""
 
     def key_part(self) -> dict[str, Any]:
         return {

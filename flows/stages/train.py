@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from components.algorithms.choices import AnyAlgorithmSpec
 from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.artifacts import Draft
+from components.compute.spec import SaveEvery
 from components.errors import Problem, SpecError
 from components.inference.protocol import BASE_POLICY
 from components.models.spec import ModelSpec
@@ -31,8 +30,8 @@ with costs."""
 class TrainStage(StageSpec):
     model: ModelSpec
     algorithm: AnyAlgorithmSpec
-    save_every: float = Field(30.0, ge=0)
-    """Seconds between two saves of the unfinished training."""
+    save_every: SaveEvery = "auto"
+    """Seconds between two saves of the unfinished training (`compute.save_every`)."""
     replay: ReplaySpec | None = None
     ewc: EWCSpec | None = None
     roles: list[str] | None = None

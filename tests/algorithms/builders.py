@@ -175,9 +175,8 @@ def write_start(base_dir: Path, folder: Path, seed: int = 0) -> Path:
     folder.mkdir(parents=True)
     policy.save(policy.folder(folder))
     optimizer = torch.optim.AdamW(policy.parameters.values())
-    checkpoint.save_state(
-        folder, algorithm="none", step=0, moments=checkpoint.moments(optimizer, list(policy.parameters)), loss_scale={}
-    )
+    state = {"optimizer": optimizer, "names": list(policy.parameters), "loss_scale": {}}
+    checkpoint.save_state(folder, algorithm="none", step=0, **state)
     return folder
 
 

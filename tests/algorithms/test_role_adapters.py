@@ -143,7 +143,8 @@ def checkpoint(base_dir, tmp_path) -> Path:
         tmp_path / "start",
         algorithm="none",
         step=0,
-        moments=checkpoint.moments(optimizer, list(policy.parameters)),
+        optimizer=optimizer,
+        names=list(policy.parameters),
         loss_scale={},
     )
     return tmp_path / "start"

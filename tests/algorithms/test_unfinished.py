@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from components.algorithms.loop import resume
+from components.algorithms.loop import parts
 from components.algorithms.policy_gradient.spec import GRPOSpec
 from components.algorithms.ppo.spec import PPOSpec
 from components.algorithms.sft.spec import SFTSpec
 from components.errors import ArtifactDamaged
 from tests.algorithms.builders import MODEL, batch, demonstrations, train
-from tests.algorithms.test_checkpoint import DROPOUT, FILES, ROOT, differing
+from tests.algorithms.test_checkpoint import DROPOUT, ROOT, differing
 
 ALGORITHMS = {
     "grpo": (GRPOSpec(learning_rate=1e-3, epochs=2, minibatches=2, warmup_steps=5), batch),
@@ -174,11 +175,11 @@ def test_stopped_within_the_update_of_the_weights_it_goes_back_to_the_last_save(
     assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
 
 
-@pytest.mark.parametrize("file", [*FILES, "steps.json"])
+@pytest.mark.parametrize("file", [parts.STATE, parts.RANDOM, parts.RECORD])
 def test_a_damaged_state_is_not_used(base_dir, tmp_path, undisturbed, file, caplog):
     stopped_after(base_dir, "grpo", tmp_path, 2)
     [state] = (tmp_path / "scratch" / "unfinished").iterdir()
-    damaged = state / file
+    damaged = state / "0-of-1" / file
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
@@ -186,6 +187,26 @@ def test_a_damaged_state_is_not_used(base_dir, tmp_path, undisturbed, file, capl
     out = run(base_dir, "grpo", tmp_path, recorded.append)
     assert differing(undisturbed["grpo"], out) == []
     assert str(state) in caplog.text
+
+
+def test_a_state_is_written_while_the_next_steps_compute(base_dir, tmp_path, undisturbed, monkeypatch):
+    """It is written after two further steps have changed weights, moments and random state."""
+    write, third_step = parts.write, threading.Event()
+
+    def late(*arguments):
+        assert third_step.wait(60)
+        write(*arguments)
+
+    def stop(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 3:
+            third_step.set()
+            raise Interrupted
+
+    monkeypatch.setattr(parts, "write", late)
+    with pytest.raises(Interrupted):
+        run(base_dir, "grpo", tmp_path, stop, every=1e-9)
+    assert [path.name for path in (tmp_path / "scratch" / "unfinished").iterdir()] == ["00000001"]
+    assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
 
 
 @pytest.mark.parametrize("content", [None, b"garbage", "shorter"])
@@ -205,23 +226,28 @@ def test_garbage_beside_the_state_is_ignored(base_dir, tmp_path, undisturbed, ca
     stopped_after(base_dir, "grpo", tmp_path, 2)
     folder = tmp_path / "scratch" / "unfinished"
     (folder / "99999999").touch()
-    for number, record in enumerate(([], {"files": {}, "steps": []}, {"files": 1})):
-        (folder / f"9000000{number}").mkdir()
-        (folder / f"9000000{number}" / resume.STEPS).write_text(json.dumps(record))
-    empty = folder / "90000009"
-    empty.mkdir()
-    (empty / resume.STEPS).write_text(json.dumps({"files": resume._digests(empty, []), "steps": []}))
+    (folder / "99999998" / "0-of-2").mkdir(parents=True)
+    empty = {"steps": []}
+    for number, record in enumerate(([], {"files": {}, **empty}, {"files": 1})):
+        part = folder / f"9000000{number}" / "0-of-1"
+        part.mkdir(parents=True)
+        (part / parts.RECORD).write_text(json.dumps(record))
+    part = folder / "90000009" / "0-of-1"
+    part.mkdir(parents=True)
+    (part / parts.RECORD).write_text(json.dumps({**empty, "files": parts._digests(part, empty)}))
     (tmp_path / "scratch" / "guards.jsonl").write_bytes(b'1\n[]\n{"step": "x"}\n\xff\n' + b"[" * 100_000)
     assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
-    assert caplog.text.count("cannot be used, the training resumes from an earlier state") == 5
+    assert caplog.text.count("cannot be used, the training resumes from an earlier state") == 4
 
 
 def test_a_state_of_another_training_names_the_folder_to_remove(base_dir, tmp_path):
     stopped_after(base_dir, "grpo", tmp_path, 2)
     [state] = (tmp_path / "scratch" / "unfinished").iterdir()
-    (state / "trainer.json").write_text("{}")
-    steps = json.loads((state / resume.STEPS).read_text())["steps"]
-    (state / resume.STEPS).write_text(json.dumps({"files": resume._digests(state, steps), "steps": steps}))
+    part = state / "0-of-1"
+    save_file({"other/value": torch.zeros(3)}, part / parts.STATE)
+    record = json.loads((part / parts.RECORD).read_text())
+    del record["files"]
+    (part / parts.RECORD).write_text(json.dumps({**record, "files": parts._digests(part, record)}))
     with pytest.raises(ArtifactDamaged, match="is no state of this training"):
         run(base_dir, "grpo", tmp_path)
 
@@ -230,7 +256,7 @@ def test_a_save_that_fails_costs_a_warning(base_dir, tmp_path, undisturbed, monk
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(resume, "sync_tree", full)
+    monkeypatch.setattr(parts, "sync_tree", full)
     assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
     assert "No space left on device" in caplog.text
     assert list((tmp_path / "scratch" / "unfinished").iterdir()) == []

@@ -27,13 +27,16 @@ def whole(base_dir: Path, out: Path, factor: float, without: str | None = None) 
     return out
 
 
-def test_the_reference_is_that_of_peft_in_float64(base_dir, adapter_dir):
+def test_the_reference_is_that_of_peft_in_float64(base_dir, adapter_dir, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    for folder in (None, adapter_dir):
+    weights = whole(base_dir, tmp_path / "weights", 1.5)
+    for folder in (None, adapter_dir, weights):
         model = AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float64)
-        if folder is not None:
+        if folder == weights:
+            model.load_state_dict(load_file(weights / "model.safetensors"), strict=False)
+        elif folder is not None:
             model = PeftModel.from_pretrained(model, folder).to(torch.float64)
         with torch.no_grad():
             logprobs_TV = model(torch.tensor([PROMPT])).logits[0, :-1].log_softmax(-1)

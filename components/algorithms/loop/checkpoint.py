@@ -14,41 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from components.algorithms.loop.adamw import FLOAT32_STATE, MASTER
 from components.algorithms.loop.loss_scale import LossScale
 from components.algorithms.policy import sharded
 from components.json_text import read_json
+from components.models.files import write_tensors
 
 CRITIC = "critic"
-
-
-Moments = tuple[dict[str, torch.Tensor], dict[str, float]]
-"""Optimizer state tensors by name, and the number of optimizer steps per parameter."""
-
-
-def moments(optimizer: torch.optim.Optimizer, names: list[str]) -> Moments:
-    """Return the optimizer state. names: names of the optimizer's parameters, in its order. If these are sharded, all
-    processes must call this, and the first one has the tensors (`sharded.gather_to_first`)."""
-    tensors, steps = {}, {}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for name, parameter in zip(names, parameters, strict=True):
-        state = optimizer.state.get(parameter, {})
-        for kind in FLOAT32_STATE:
-            if kind in state:
-                tensors[f"{name}/{kind}"] = _gathered(state[kind])
-        if "step" in state:
-            steps[name] = float(state["step"])
-            if getattr(optimizer, "parameters_are_masters", False):
-                tensors[f"{name}/{MASTER}"] = _gathered(parameter)
-    return tensors, steps
-
-
-def _gathered(tensor: torch.Tensor) -> torch.Tensor:
-    if isinstance(tensor, DTensor):
-        return sharded.gather_to_first(tensor)
-    return tensor.detach().cpu().contiguous()
 
 
 def save_state(
@@ -56,17 +29,31 @@ def save_state(
     *,
     algorithm: str,
     step: int,
-    moments: Moments,
+    optimizer: torch.optim.Optimizer,
+    names: list[str],
     loss_scale: Mapping[str, float],
-    random: dict[str, torch.Tensor] | None = None,
+    first: bool = True,
 ) -> None:
-    """Write the training state without policy and critic. loss_scale: its state. random: result of `random_states` at
-    that step; None uses the current one."""
+    """Write the training state without policy and critic, a tensor at a time. names: names of the optimizer's
+    parameters, in its order. loss_scale: its state. first: this is the process that writes; if parameters are sharded,
+    all must call this (`sharded.gather_to_first`)."""
     from safetensors.torch import save_file
 
-    tensors, steps = moments
-    save_file(tensors, folder / "optimizer.safetensors")
-    save_file(random or random_states(), folder / "rng.safetensors")
+    tensors: dict[str, torch.Tensor] = {}
+    steps: dict[str, float] = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        state = optimizer.state.get(parameter, {})
+        tensors |= {f"{name}/{kind}": state[kind] for kind in FLOAT32_STATE if kind in state}
+        if "step" in state:
+            steps[name] = float(state["step"])
+            if getattr(optimizer, "parameters_are_masters", False):
+                tensors[f"{name}/{MASTER}"] = parameter
+    gathered = ((key, sharded.gather_to_first(tensor)) for key, tensor in tensors.items())
+    write_tensors(folder / "optimizer.safetensors" if first else None, tensors, gathered)
+    if not first:
+        return
+    save_file(random_states(), folder / "rng.safetensors")
     trainer = {"algorithm": algorithm, "step": step, "optimizer_steps": steps}
     trainer |= {"loss_scale": dict(loss_scale)} if loss_scale else {}
     (folder / "trainer.json").write_text(json.dumps(trainer, indent=1, sort_keys=True) + "\n")

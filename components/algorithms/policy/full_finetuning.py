@@ -8,18 +8,23 @@ that any reader of the base can read them (`models.trained_weights`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 
 from components.algorithms.policy import sharded
 from components.errors import ArtifactError, ResourceError
+from components.models.files import write_tensors
 from components.models.spec import ModelSpec
 from components.models.stored_names import to_files, to_parameters
 from components.models.targets import freeze_towers
 from components.models.trained_weights import FILE, WEIGHTS, base_tensors, shapes
+
+_LAYER = re.compile(r"(?:^|\.)layers\.\d+\.")
 
 
 class FullFinetuning:
@@ -46,8 +51,12 @@ class FullFinetuning:
         first_name = {parameter: name for name, parameter in model.named_parameters()}
         all_names = model.named_parameters(remove_duplicate=False)
         self._same = {name: first_name[parameter] for name, parameter in all_names if parameter.requires_grad}
+        self._layers = list(_by_layer(self._same).values())
+        """Names of the parameters of each layer, and of those outside of layers."""
         empty = {name: torch.empty_like(p, device="meta") for name, p in self.parameters.items()}
-        written = to_files(model, empty, self._stored)
+        written: dict[str, torch.Tensor] = {}
+        for names in _by_layer(self.parameters).values():
+            written |= to_files(model, {name: empty[name] for name in names}, self._stored)
         self._written = list(written)
         missing = [name for name, tensor in written.items() if stored.get(name) != tuple(tensor.shape)]
         if missing:
@@ -68,16 +77,15 @@ class FullFinetuning:
         self._parts = self.parameters
         self._reshard = reshard
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights under the names of the base model's files; tied weights under each of their names. Sharded
-        weights are gathered in the first process (`sharded.gather_to_first`), and all processes must call this."""
-        named = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        if self._parts:
-            named = {
-                name: sharded.gather_to_first(parameter, self._dtypes[name]) for name, parameter in self._parts.items()
-            }
-        tensors = to_files(self.model, {name: named[self._same[name]] for name in self._same}, self._stored)
-        return {name: tensor for name, tensor in tensors.items() if name in self._stored}
+    def tensors(self, get: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights under the names of the base model's files, a layer at a time; tied weights under each of
+        their names. get: returns a parameter in a dtype."""
+        parameters = self.parameters
+        for names in self._layers:
+            own = {self._same[name] for name in names}
+            values = {name: get(parameters[name], self._dtypes[name]) for name in sorted(own)}
+            of_layer = to_files(self.model, {name: values[self._same[name]] for name in names}, self._stored)
+            yield from ((name, tensor) for name, tensor in of_layer.items() if name in self._stored)
 
     def load(self, folder: Path) -> None:
         """Load saved weights. Raises ArtifactError if they do not fit."""
@@ -85,14 +93,15 @@ class FullFinetuning:
             self._read(folder, self.parameters)
         self._reshard()
 
-    def save(self, folder: Path, gathered: dict[str, torch.Tensor] | None = None) -> None:
-        """Write the weights. gathered: result of `tensors`."""
-        from safetensors.torch import save_file
-
-        folder.mkdir(parents=True, exist_ok=True)
-        # Cloned, because safetensors rejects tied tensors.
-        tensors = {name: tensor.cpu().clone() for name, tensor in (gathered or self.tensors()).items()}
-        save_file(tensors, folder / FILE, metadata={"format": "pt"})
+    def save(self, folder: Path) -> None:
+        """Write the weights, a layer at a time. Sharded weights are gathered in the first process, which writes, and
+        all processes must call this."""
+        first = not self._parts or not distributed.get_rank()
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+        like = dict(self.tensors(lambda tensor, dtype: torch.empty(tensor.shape, dtype=dtype, device="meta")))
+        gathered = self.tensors(sharded.gather_to_first)
+        write_tensors(folder / FILE if first else None, like, gathered, {"format": "pt"})
 
     def use_reference(self, folder: Path | None) -> None:
         """Set the reference: saved weights, or those of the base model if `folder` is None."""
@@ -156,3 +165,12 @@ class FullFinetuning:
             )
         for name, tensor in into.items():
             sharded.fill(tensor, tensors[name])
+
+
+def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of parameters by layer; "" has those outside of layers."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        match = _LAYER.search(name)
+        layers.setdefault(name[: match.end()] if match else "", []).append(name)
+    return layers

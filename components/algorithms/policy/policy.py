@@ -105,12 +105,10 @@ class Policy:
         """Load saved weights. Raises ArtifactError if they do not fit."""
         self._learned.load(folder)
 
-    def save(self, folder: Path, gathered: dict[str, torch.Tensor] | None = None) -> None:
-        """Write the trained weights. gathered: result of `gather`."""
-        if isinstance(self._learned, FullFinetuning):
-            self._learned.save(folder, gathered)
-        else:
-            self._learned.save(folder)
+    def save(self, folder: Path) -> None:
+        """Write the trained weights from the first process. All must call this if the weights are sharded, because they
+        gather them."""
+        self._learned.save(folder)
 
     def check_saved(self, folder: Path) -> None:
         """Load a saved adapter afresh. Raises ArtifactError if plain PEFT reads another one than was trained."""
@@ -132,11 +130,6 @@ class Policy:
         """Discard what was computed from the trained weights, after these have changed."""
         if self.is_sharded:
             sharded.reshard(self.base)
-
-    def gather(self) -> dict[str, torch.Tensor] | None:
-        """Return the tensors that `save` writes, gathered from all processes, which must all call this; None if each
-        process has all weights."""
-        return self._learned.tensors() if self.is_sharded else None
 
     def use_reference(self, folder: Path | None) -> None:
         """Set the reference: saved weights in a folder, or the base model if `folder` is None."""

@@ -8,7 +8,7 @@ Under LoRA the base is sharded, and the small adapter is replicated. In full fin
 are sharded like the weights. In half precision a sharded weight is its float32 master weight (`adamw`): layers are
 gathered and computed in the model's dtype, and gradients are summed in float32. Checkpoints contain whole tensors:
 `gather_to_first` gathers a tensor in the process that writes, and `fill` takes this process's shard, so a checkpoint is
-the same for any number of processes.
+the same for any number of processes. The state of an unfinished training is not gathered (`loop.parts`).
 
 A sharded tensor is a DTensor; for any other tensor the functions here do what a single process would.
 """
@@ -115,6 +115,14 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def first_row(tensor: torch.Tensor) -> int:
+    """Return the index of the first row of this process's shard: rows are split as by `torch.chunk`."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    rows, mesh = tensor.shape[0], tensor.device_mesh
+    return min(mesh.get_local_rank() * -(-rows // mesh.size()), rows)
+
+
 def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the gathered tensor, detached. All processes must call this."""
     tensor = tensor.detach()
@@ -122,10 +130,19 @@ def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather_to_first(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return the gathered tensor in CPU memory in the first process, and one without memory in the others. All
-    processes must call this."""
-    whole = gather_tensor(tensor).to(dtype=dtype or tensor.dtype)
-    return whole.cpu().contiguous() if not distributed.get_rank() else torch.empty_like(whole, device="meta")
+    """Return the tensor in CPU memory, gathered in the first process if it is sharded; the others then return one
+    without memory, and all processes must call this. dtype: of the result; None: its own."""
+    dtype = dtype or tensor.dtype
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().to("cpu", dtype).contiguous()
+    rows, *shape = tensor.shape
+    shard = tensor.detach().to_local().to(dtype)
+    padded = shard.new_zeros(-(-rows // tensor.device_mesh.size()), *shape)
+    padded[: len(shard)] = shard
+    first = not distributed.get_rank()
+    shards = [torch.empty_like(padded) for _ in range(tensor.device_mesh.size())] if first else None
+    distributed.gather(padded, shards, dst=0)
+    return torch.cat(shards)[:rows].cpu() if shards else torch.empty(rows, *shape, dtype=dtype, device="meta")
 
 
 def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

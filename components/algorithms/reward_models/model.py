@@ -101,11 +101,11 @@ class RewardModel(Policy):
             for key, value in heads.items():
                 value.copy_(tensors[key])
 
-    def save(self, folder: Path, gathered: dict[str, torch.Tensor] | None = None) -> None:
+    def save(self, folder: Path) -> None:
         """Write the trained weights, and the heads beside them."""
         from safetensors.torch import save_file
 
-        super().save(folder, gathered)
+        super().save(folder)
         heads = {"weight": self.weight_HD, "bias": self.bias_H}
         save_file({key: value.detach().cpu().contiguous() for key, value in heads.items()}, folder.parent / HEADS)
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -91,9 +91,7 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
             measured |= held_out(spec, policy, [], {"_before": data.compared})
     elif start is not None:
         policy.load_policy_weights(policy.folder(start))
-    unfinished = UnfinishedTraining(
-        scratch / "unfinished", policy, optimizer, algorithm=spec.name, every=request.save_every
-    )
+    unfinished = UnfinishedTraining(scratch / "unfinished", policy, optimizer, every=request.save_every)
     trajectories = [trajectory for collection in judged for trajectory in collection.trajectories]
     context = TrainingContext.of(
         request,
@@ -134,8 +132,8 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
         policy.check_saved(policy.folder(out))
         data.split.write(out)
         write_card(out, spec.name, model, vocabulary_digest(base_dir), heads)  # type: ignore[arg-type]
-        moments, scale = checkpoint.moments(optimizer, names), policy.loss_scale.state()
-        checkpoint.save_state(out, algorithm=spec.name, step=step, moments=moments, loss_scale=scale)
+        state: dict[str, Any] = {"optimizer": optimizer, "names": names, "loss_scale": policy.loss_scale.state()}
+        checkpoint.save_state(out, algorithm=spec.name, step=step, **state)
     distributed.wait()
     return {**mean_metrics(logs), **data.counts, **measured}
 

@@ -4,8 +4,8 @@ A server that lists an adapter under the right name and folder may still compute
 it did not read again, or with memory that its sleep has discarded. The tokens are those of a fixed prompt, and their
 log-probabilities (`prompt_logprobs`, which vLLM computes without its prefix cache) follow from the weights alone.
 
-The reference is computed in float32 on the CPU, with the adapter added to the weights in float32, so that it takes no
-memory of the GPU and its own rounding does not count. It is computed once for each policy.
+The reference is computed in float32 on the CPU, so that it takes no memory of the GPU and its own rounding does not
+count, and a layer at a time, so that the host never has the whole model. It is computed once for each policy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from components.errors import StalePolicy
 from components.inference.vllm.client import VllmClient
@@ -86,20 +85,20 @@ class ContentProof:
 
 
 def reference_logprobs(base_dir: Path, folder: str | None, prompt: Sequence[int]) -> list[float]:
-    """Return the log-probability of each token of a prompt but the first by transformers, in float32 on the CPU."""
+    """Return the log-probability of each token of a prompt but the first by transformers, in float32 on the CPU. One
+    layer is in memory at a time."""
     import torch
+    from peft import PeftModel
 
-    from components.models import trained_weights
-    from components.models.stored_names import to_parameters
-    from components.models.weights import load_model
+    from components.models.streamed import StreamedModel
+    from components.models.trained_weights import is_whole
 
-    model = load_model(base_dir)
-    with torch.inference_mode():
-        if folder is not None:
-            parameters: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
-            changed = dict(trained_weights.changed_tensors(base_dir, Path(folder), float32=True))
-            for name, tensor in to_parameters(base_dir, changed).items():
-                parameters[name].copy_(tensor)
+    whole = Path(folder) if folder is not None and is_whole(Path(folder)) else None
+    streamed = StreamedModel(base_dir, dtype="float32", device="cpu", trained=whole)
+    model = streamed.model
+    if folder is not None and whole is None:
+        model = PeftModel.from_pretrained(model, folder).eval()
+    with torch.inference_mode(), streamed.computing():
         tokens_T = torch.tensor(prompt)
         logits_TV = model(input_ids=tokens_T[None]).logits[0, :-1].float()
         logprobs_TV = logits_TV.log_softmax(-1)
