@@ -21,7 +21,7 @@ import pytest
 from flows.experiment.compose import compose
 from flows.history.records import Records
 from flows.planning.plan import plan
-from tests.docs.pages import PAGES, ROOT, Block, blocks, commands, words
+from tests.docs.pages import PAGES, ROOT, SKILL, Block, blocks, commands, words
 
 README = PAGES[0]
 COMMANDS = ROOT / "docs" / "start" / "commands.md"
@@ -132,6 +132,15 @@ def test_the_blocks_of_the_page_run(home, monkeypatch, request, page):
         request.getfixturevalue("sandbox_here")
     for block in SCRIPTS[page]:
         execute(block)
+
+
+def test_the_commands_of_the_skill_run(home):
+    for line in commands(SKILL):
+        root = "" if "flows.advise" in line else f" root={home.folder}/runs"
+        done = home.shell(f"{line.replace('--out ', f'--out {home.folder}/')}{root}")
+        if "flows.run " in line:
+            assert set(json.loads(done.stdout.splitlines()[-1])["stages"].values()) == {"cached"}
+    assert (home.folder / "episodes" / "train.jsonl").is_file()
 
 
 def test_a_stage_runs_alone(home, monkeypatch):

@@ -13,6 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+"""Pages of the site."""
+SKILL = ROOT / "skills" / "espalier" / "SKILL.md"
+ALL_PAGES = [*PAGES, ROOT / "AGENTS.md", SKILL]
+"""Those of the site, and those that agents are given."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"In `~/mine/([\w./]+)`:\n\n\Z")

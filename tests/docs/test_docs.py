@@ -29,11 +29,11 @@ from flows.experiment.compose import check
 from flows.experiment.composer import Composer
 from flows.experiment.config_loader import CONF
 from flows.experiment.spec import ExperimentSpec
-from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, prose, words
+from tests.docs.pages import ALL_PAGES, PAGES, ROOT, anchors, blocks, commands, prose, words
 from tests.test_configs import missing_requirement
 
-BLOCKS = [block for page in PAGES for block in blocks(page)]
-COMMANDS = [(page, line) for page in PAGES for line in commands(page)]
+BLOCKS = [block for page in ALL_PAGES for block in blocks(page)]
+COMMANDS = [(page, line) for page in ALL_PAGES for line in commands(page)]
 RUNS = {
     line.partition(" -m flows.")[2].partition(" #")[0].strip(): words(line)[3:]
     for _, line in COMMANDS
@@ -113,7 +113,7 @@ def test_every_link_leads_somewhere():
 
 def each(pattern: str) -> list[tuple[Path, str]]:
     """Return what matches a pattern in the prose of the pages, with the page; once for each page."""
-    return [(page, text) for page in PAGES for text in sorted(set(re.findall(pattern, prose(page))))]
+    return [(page, text) for page in ALL_PAGES for text in sorted(set(re.findall(pattern, prose(page))))]
 
 
 def test_every_page_is_at_most_two_links_away_from_the_readme():
