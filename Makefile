@@ -92,11 +92,13 @@ test-slow: setup  ## the tests that take minutes each
 test-security: setup  ## every attack on the boundaries of docs/concepts/security.md, the slow ones included
 	$(RUN) -m pytest -m security
 
-test-harnesses: setup  ## published coding agents as agents of an experiment, with a scripted policy; npm installs them
+test-harnesses: setup  ## published coding agents with a scripted policy, and ART's client; npm and pip install them
 	[ -x .harnesses/mini/bin/mini ] || { $(RUN) -m venv .harnesses/mini && .harnesses/mini/bin/pip install --quiet mini-swe-agent==2.4.6; }
 	npm install --silent --no-audit --no-fund --prefix .harnesses/npm \
 		node@22 @qwen-code/qwen-code@0.15.10 @openai/codex@0.171.0 opencode-ai@1.18.33
-	HARNESSES=.harnesses $(RUN) -m pytest -s tests/rollout/test_command_agent.py
+	[ -d .harnesses/art ] || $(RUN) -m pip install --quiet --no-deps --target .harnesses/art \
+		openpipe-art==0.5.18 "polars<2" "polars-runtime-32<2" tblib nest-asyncio
+	HARNESSES=.harnesses $(RUN) -m pytest -s tests/rollout/test_command_agent.py tests/flows/test_art.py
 
 conformance: setup  ## judge the project by programs of other people; TAU_BENCH=FOLDER and OPEN_RESPONSES=FOLDER name their data
 	TAU_BENCH="$(TAU_BENCH)" OPEN_RESPONSES="$(OPEN_RESPONSES)" RL_LIBRARIES="$(RL_LIBRARIES)" $(RUN) -m tests.conformance --install

@@ -85,6 +85,8 @@ class AppOptions:
     rejected. None: one engine serves all requests. With `engines`, responses are stored (`previous_response_id`) for
     the lifetime of each engine, and the model name may be `name:agent`, to distinguish several agents of one episode.
     """
+    samples: bool = False
+    """True to add the tokens to the choices of Chat Completions, except streams (`components.inference.samples`)."""
 
 
 def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
@@ -175,7 +177,7 @@ def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
         head, engine = new_head("chatcmpl-"), engine_of(request)
         body, agent = split_agent(await read_json_object(request, pending))
         parsed = chat_completions.read_request(body, context_of(engine, agent))
-        answers = chat_completions.ChatAnswers(parsed, head, decode)
+        answers = chat_completions.ChatAnswers(parsed, head, decode, samples=options.samples)
         complete = partial(_answer_all, engine)
         return await respond(
             request, parsed.requests, complete, answers, streamed=parsed.body.stream, live=engines is None

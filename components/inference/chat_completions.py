@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from components.errors import Problem, SpecError
-from components.inference.protocol import CallDelta, ChatCompletion, ChatRequest, Increment
+from components.inference.protocol import CallDelta, ChatCompletion, ChatRequest, Increment, Sampling
 from components.inference.request_bodies import (
     MAX_MESSAGES,
     ChunkedBody,
@@ -34,6 +34,7 @@ from components.inference.request_bodies import (
 )
 from components.inference.request_forms import ToolsBody, chat_offer
 from components.inference.request_logits import LogitBody, logit_change
+from components.inference.samples import FIELD, sample_of
 from components.inference.streaming import ChunkedAnswers, GrowingChoice, Head, SentCall, rest_of, usage_of
 from components.inference.token_texts import Decode, SampledTokens, logprobs_of
 
@@ -185,12 +186,15 @@ def _message(message: ChatMessage, path: str, context: RequestContext, problems:
 
 
 class ChatAnswers(ChunkedAnswers[Increment, ChatCompletion]):
-    """Answers to one request."""
+    """Answers to one request. samples: True to add the field `sample` to each choice."""
 
     whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, parsed: ChatCompletionsRequest, head: Head, decode: Decode | None):
-        choices = [_Choice(index, parsed.body, decode) for index in range(len(parsed.requests))]
+    def __init__(self, parsed: ChatCompletionsRequest, head: Head, decode: Decode | None, *, samples: bool = False):
+        choices = [
+            _Choice(index, parsed.body, decode, request.sampling if samples else None)
+            for index, request in enumerate(parsed.requests)
+        ]
         super().__init__(choices, head, parsed.body.include_usage)
         self._shows_ids = bool(parsed.body.return_token_ids)
 
@@ -210,8 +214,10 @@ class ChatAnswers(ChunkedAnswers[Increment, ChatCompletion]):
 class _Choice(GrowingChoice[Increment, ChatCompletion]):
     """One answer, and what of it is sent."""
 
-    def __init__(self, index: int, body: ChatBody, decode: Decode | None):
+    def __init__(self, index: int, body: ChatBody, decode: Decode | None, sampling: Sampling | None):
         super().__init__()
+        self._sampling = sampling
+        """Parameters of the field `sample`; None: the choice does not have it."""
         self._index = index
         self._body = body
         self._decode = decode
@@ -226,6 +232,8 @@ class _Choice(GrowingChoice[Increment, ChatCompletion]):
             "finish_reason": answer.finish_reason,
             "logprobs": self._logprobs(answer) if self._body.logprobs else None,
         }
+        if self._sampling is not None:
+            choice[FIELD] = sample_of(answer, self._sampling)
         return {**choice, "token_ids": answer.token_ids} if self._body.return_token_ids else choice
 
     def begin(self, answer: Increment | ChatCompletion) -> Iterator[dict[str, Any]]:

@@ -27,10 +27,10 @@ from components.errors import ResourceError, SpecError
 from components.specs import Spec, validate
 from flows.agent_tools.commands import command, error_message, last_object
 from flows.execution.executor import environment
+from flows.experiment.compose import model_overrides
 from flows.history.records import Records, RunRecord, checkpoints
 from flows.terminal.arguments import RootParser
 from flows.terminal.exit_codes import with_exit_codes
-from flows.terminal.help import CONF
 
 GSM8K = "openai/gsm8k"
 """Dataset of the course."""
@@ -183,7 +183,7 @@ class RLTrainingTool:
             step = max(checkpoints(earlier), default=0)
             lines += [line for line in earlier.overrides if line.startswith(("model=", "model."))]
         else:
-            lines += _model(request.model_name) + ([] if request.use_lora else ["model.lora=null"])
+            lines += model_overrides(request.model_name) + ([] if request.use_lora else ["model.lora=null"])
         rate = [] if request.learning_rate is None else [f"learning_rate={request.learning_rate}"]
         if request.algorithm == "sft":
             if earlier is not None:
@@ -246,10 +246,6 @@ def _request(parameters: Mapping[str, Any]) -> Spec:
 def _name(output_dir: str) -> str:
     """Return the name of the run of an output folder."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", output_dir).strip("-.") or "course"
-
-
-def _model(name: str) -> list[str]:
-    return [f"model={name}"] if (CONF / "model" / f"{name}.yaml").is_file() else ["model=hf", f"model.name={name}"]
 
 
 def check_output(output: Path) -> None:

@@ -19,6 +19,7 @@ from components.errors import SpecError
 from components.specs import validate
 from flows.experiment import sweep_settings
 from flows.experiment.composer import UNNAMED, Composer, Sweep
+from flows.experiment.config_loader import CONF
 from flows.experiment.config_tree import EXPERIMENT
 from flows.experiment.flow import unread_keys
 from flows.experiment.override_problems import allowed_packages, has_key
@@ -75,6 +76,11 @@ def compose_points(
     if problems:
         raise SpecError(problems)
     return specs, sweep
+
+
+def model_overrides(name: str) -> list[str]:
+    """Return the overrides that select a model: an option of `model`, or a name on the hub."""
+    return [f"model={name}"] if (CONF / "model" / f"{name}.yaml").is_file() else ["model=hf", f"model.name={name}"]
 
 
 def check_secrets(overrides: Sequence[str], *, multirun: bool = False, config_dir: str | Path | None = None) -> None:

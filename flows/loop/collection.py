@@ -29,6 +29,7 @@ from components.trajectories.groups import separate
 from components.trajectories.schema import Scenario
 from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
+from flows.loop.art_trajectories import transcript_of
 from flows.loop.groups import Call, GatheredGroups, RolloutGroup, Transcript, digest_of, group
 from flows.loop.policy import EPISODE, EpisodeEndpoint, LoopPolicy, with_program
 from flows.stages.base import Request
@@ -221,21 +222,10 @@ def outcome_of(returned: Any) -> Any:
     if isinstance(returned, Transcript):
         return returned.episode()
     if hasattr(returned, "messages_and_choices"):  # of ART
-        return _of_art(returned).episode()
+        return transcript_of(returned).episode()
     if isinstance(returned, dict) and isinstance(returned.get("success"), Real):
         return {"reward": float(returned["success"]), **returned}
     return returned
-
-
-def _of_art(trajectory: Any) -> Transcript:
-    """Return a trajectory of ART, whose answers are messages or OpenAI's choices."""
-    parts = trajectory.messages_and_choices
-    messages = [part if isinstance(part, dict) else part.message.model_dump(exclude_none=True) for part in parts]
-    metrics = {name: float(value) for name, value in trajectory.metrics.items()}
-    success = metrics.get("success")
-    return Transcript(
-        messages, trajectory.reward, trajectory.tools or [], None if success is None else success > 0, metrics
-    )
 
 
 def _read(collected: Artifact, scores: Artifact, order: Sequence[str]) -> GatheredGroups:

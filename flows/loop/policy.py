@@ -15,7 +15,7 @@ from components.errors import SpecError
 from components.rollout.own_agent import MODEL
 from components.rollout.spec import OwnAgentTarget
 from components.specs import Target
-from flows.experiment.compose import compose
+from flows.experiment.compose import compose, model_overrides
 from flows.experiment.spec import ExperimentSpec
 from flows.loop.run import LoopRun
 from flows.stages.base import Context
@@ -59,9 +59,10 @@ def with_program(
 class LoopPolicy:
     """Policy of a loop, with its settings.
 
-    name: of the experiment in `flows.runs` and MLflow. base: option of `model` (`conf/model`). root: folder of all
-    files. overrides: further settings as on the command line, such as `agent.max_tokens=64`, `collect.temperature=0.8`
-    or `inference=vllm`. Raises SpecError for invalid settings, ResourceError for a root that cannot be used."""
+    name: of the experiment in `flows.runs` and MLflow. base: option of `model` (`conf/model`), or ORG/NAME of the hub.
+    root: folder of all files. overrides: further settings as on the command line, such as `agent.max_tokens=64`,
+    `collect.temperature=0.8` or `inference=vllm`. Raises SpecError for invalid settings, ResourceError for a root that
+    cannot be used."""
 
     def __init__(
         self,
@@ -75,7 +76,8 @@ class LoopPolicy:
         folder = str(Path(root).absolute())
         if not re.fullmatch(r"[A-Za-z0-9/._-]+", folder):
             folder = '"' + folder.replace('"', r"\"") + '"'
-        self._own = [f"name={name}", f"model={base}", f"root={folder}", f"seed={seed}", *overrides]
+        model = model_overrides(base) if "/" in base else [f"model={base}"]
+        self._own = [f"name={name}", *model, f"root={folder}", f"seed={seed}", *overrides]
         for override in overrides:
             if (key := override.lstrip("+~").partition("=")[0]) in ("environment", "rounds"):
                 raise SpecError.at("overrides", f"{override}: {key} has no effect in a loop, whose calls decide it")
