@@ -42,7 +42,7 @@ from components.errors import ResourceError
 from components.sandbox import cgroups, seccomp
 from components.sandbox.calls import Answer, CallServer
 from components.sandbox.limits import Limits, ProgramResult
-from components.sandbox.watch import HOME, OPEN_FILES, kill, watch
+from components.sandbox.watch import HOME, OPEN_FILES, kill, kill_orphans, owner_options, watch
 
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -173,7 +173,8 @@ def check() -> None:
 
 @functools.lru_cache(maxsize=4)
 def _works(bwrap: str, python: tuple[str, str]) -> None:
-    """Run a test program once; a failure is not cached."""
+    """Run a test program once, without sandboxes left by killed processes; a failure is not cached."""
+    kill_orphans()
     script = "import socket, ssl, subprocess; subprocess.run(['true'], check=True); print('works')"
     try:
         result = _run(Limits(seconds=60), [python[0], "-I", "-c", script], b"", {}, None)
@@ -229,7 +230,7 @@ def _run(
             gate = stack.enter_context(os.fdopen(options_write, "wb", buffering=0))
             group = _group(limits, stack)
             process = subprocess.Popen(
-                [*_launcher(group), "--args", str(options_read), "--", *_limiter(limits), *command],
+                [*_launcher(group), *owner_options(), "--args", str(options_read), "--", *_limiter(limits), *command],
                 stdin=sealed(stdin),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -38,6 +38,7 @@ _PER_OPEN_FILE = 64 * 1024  # pipe of the default size
 _PER_FILE = 2048
 _PER_LOCK = 256
 _PAGES_PER_PAGE_OF_MAPPINGS = 16  # each page may be a mapping, which takes 256 bytes
+_OWNER = "ESPALIER_"
 _FLOOD = 64
 """Factor on `output_bytes` that a program may print before it is killed."""
 
@@ -252,3 +253,52 @@ def kill(process: subprocess.Popen[bytes]) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+def owner_options() -> list[str]:
+    """Return the first options of bwrap, which name this process and change nothing: they unset no variable."""
+    return ["--unsetenv", f"{_OWNER}{os.getpid()}"]
+
+
+def kill_orphans() -> None:
+    """Kill the sandboxes of processes that were killed. bwrap and the first process in it ask to end with their parents
+    some milliseconds after they start, and miss the end of one that ended before."""
+    for _ in range(100):  # the end of one may show another
+        orphans = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and _is_orphan(int(entry))]
+        killed = 0
+        for pid in orphans:
+            with suppress(ProcessLookupError, PermissionError):  # has ended, or belongs to another user
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        if not killed:
+            return
+        time.sleep(0.01)
+
+
+def _is_orphan(pid: int) -> bool:
+    """Return True for a process of a sandbox, started in our namespace, whose parent is neither its owner nor bwrap of
+    the same owner."""
+    owner = _owner(pid)
+    if not owner:
+        return False
+    with suppress(OSError):
+        (parent, *ids), (_, *own_ids) = _status(pid), _status(os.getpid())
+        here = len(ids) == len(own_ids) or (len(ids) == len(own_ids) + 1 and ids[-1] == 1)
+        return here and owner not in (parent, _owner(parent))
+    return False
+
+
+def _status(pid: int) -> list[int]:
+    """Return the id of the parent of a process, and its own ids from the outer to the inner namespace."""
+    fields = re.findall(r"^(?:PPid|NSpid):\s+(.+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return [int(number) for number in " ".join(fields).split()]
+
+
+def _owner(pid: int) -> int:
+    """Return the id of the process that started a sandbox, given a process of bwrap in it; 0 for other processes."""
+    with suppress(OSError):
+        match = re.match(
+            rf"[^\0]*bwrap\0--unsetenv\0{_OWNER}(\d+)\0", Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        )
+        return int(match[1]) if match else 0
+    return 0

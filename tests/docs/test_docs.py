@@ -364,7 +364,9 @@ def test_the_table_of_kills_is_what_was_recorded():
     assert faults.page() == faults.PAGE.read_text(encoding="utf-8"), "run `python -m docs.faults`"
 
 
-@pytest.mark.parametrize("name", ["speed", "rollouts", "generation", "overlap", "staleness", "played", "defaults"])
+@pytest.mark.parametrize(
+    "name", ["speed", "rollouts", "generation", "overlap", "staleness", "played", "sandboxes", "defaults"]
+)
 def test_tables_are_what_was_measured(name):
     tables = script(name).TABLE, getattr(script(name), "TAIL", script(name).TABLE)
     assert all(table.made() == table.written() for table in tables), f"run `python -m docs.{name}`"

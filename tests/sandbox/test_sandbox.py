@@ -9,10 +9,13 @@ import os
 import platform
 import signal
 import struct
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from components.errors import ResourceError
@@ -35,6 +38,34 @@ def json_output(code: str, limits: Limits = WIDE, **more):
     result = Sandbox(limits).python(f"import os, json, socket, subprocess, sys, time\n{code}", **more)
     assert result.ok, result
     return json.loads(result.stdout)
+
+
+def test_a_killed_process_leaves_nothing_of_its_sandboxes():
+    """Also if it is killed while they start; of those, the next process that uses the sandbox ends the rest."""
+    code = """
+import sys, threading
+from components.sandbox import Limits, Sandbox
+sandbox = Sandbox(Limits(seconds=600))
+sandbox.run(["true"])
+for _ in range(16):
+    threading.Thread(target=sandbox.run, args=[["sleep", sys.argv[1]]]).start()
+print(flush=True)
+"""
+    for number, seconds in enumerate((0, 0.05, 1)):
+        mark = f"{600 + number}.{os.getpid()}"  # in the command of each process of these sandboxes
+        with subprocess.Popen([sys.executable, "-c", code, mark], cwd=ROOT, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(seconds)
+            process.kill()
+        deadline = time.monotonic() + 60
+        while left := [one.pid for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or ())]:
+            assert time.monotonic() < deadline, left
+            watch.kill_orphans()
+            time.sleep(0.05)
+        cgroups.hierarchy.cache_clear()
+        if (place := cgroups.hierarchy()) is not None:
+            assert not list(place.folder.glob(f"*-{process.pid}-*"))
 
 
 def test_a_program_runs():
