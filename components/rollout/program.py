@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from components.environments.protocol import Messages, Step
-from components.errors import ResourceError
-from components.trajectories.schema import Scenario
+from components.errors import JudgeError, ResourceError
+from components.trajectories.schema import Scenario, Score, Trajectory
 
 
 class RolloutProgram(Protocol):
@@ -29,6 +29,10 @@ class RolloutProgram(Protocol):
 
     async def play(self, scenario: Scenario, sample: int, base_url: str, api_key: str) -> Any:
         """Play one episode and return what a custom agent returns (`components.rollout.own_agent`)."""
+        ...
+
+    async def score(self, group: Sequence[Trajectory]) -> Sequence[float]:
+        """Return the rewards of a group by the program's own function."""
         ...
 
     def wake(self) -> None:
@@ -77,9 +81,30 @@ async def play(
 play.must_call = True  # type: ignore[attr-defined]  # without a call of the policy an episode has failed
 
 
-def _running(digest: str) -> RolloutProgram:
+class ProgramReward:
+    """Reward of a group by a function of a program.
+
+    Args:
+        name: Name of the function.
+        source: Digest of its source.
+    """
+
+    waits = True
+
+    def __init__(self, name: str, source: str):
+        self._name = name
+
+    async def score_group(self, group: Sequence[Trajectory]) -> list[Score]:
+        """Return one score for each trajectory. Raises ResourceError outside of the program."""
+        rewards = await _running().score(group)
+        if len(rewards) != len(group):
+            raise JudgeError(f"{self._name} returned {len(rewards)} rewards for {len(group)} trajectories")
+        return [Score(episode.id, float(reward)) for episode, reward in zip(group, rewards, strict=True)]
+
+
+def _running(digest: str | None = None) -> RolloutProgram:
     program = PROGRAM.get()
-    if program is None or program.digest != digest:
+    if program is None or digest not in (None, program.digest):
         raise _elsewhere()
     return program
 

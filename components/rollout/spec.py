@@ -20,6 +20,12 @@ class OwnAgentTarget(Target):
 
     called_with = RUNTIME_ARGUMENTS
 
+    @property
+    def label(self) -> str:
+        """Name in messages: the dotted path, or of a program's rollout (`components.rollout.program.play`) its
+        function."""
+        return str(self.arguments["name"]) if self.target == "components.rollout.program.play" else self.target
+
 
 class RolesSpec(Spec):
     """Two roles of the policy, both trained: a planner that states sub-goals and the final answer, and a worker that

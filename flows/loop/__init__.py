@@ -9,7 +9,7 @@ Each call is a stage of the project, cached by the content of its inputs: a prog
 resumes where it was.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from components.specs import Target
@@ -33,11 +33,14 @@ __all__ = [
 
 
 async def gather(
-    groups: Iterable[Any], after_each: Target | None = None, max_failures: float | None = None
+    groups: Iterable[Any],
+    after_each: Target | Callable[[RolloutGroup], Any] | None = None,
+    max_failures: float | None = None,
 ) -> GatheredGroups:
     """Play the rollouts of all groups at the same time, score them, and return the groups of trajectories.
 
-    after_each: reward of each group, such as `ruler("openai/o3")`; None: what the rollout returned. max_failures: share
-    of rollouts (below 1) or number that may fail; None: `collect.max_failures`. Raises TooManyFailures above it,
+    after_each: reward of each group, such as `ruler("openai/o3")`, or a function, `async` or not, of a group that
+    returns its rewards, or sets them; None: what the rollout returned. max_failures: share of rollouts (below 1) or
+    number that may fail; None: `collect.max_failures`. Raises TooManyFailures above it,
     JudgeError if no episode could be scored, and SpecError for groups that cannot be played."""
     return await collection.gather(groups, after_each, max_failures)

@@ -170,7 +170,7 @@ class ArtBackend:
     `model` (`conf/model`), or a name on the hub. Methods raise SpecError for what ART can do and Espalier cannot."""
 
     def __init__(self, root: str | Path = "runs", *, seed: int = 0, overrides: Sequence[str] = ()):
-        self._root, self._seed, self._overrides = Path(root).absolute(), seed, list(overrides)
+        self._root, self._seed, self._overrides = Path(root).absolute(), seed, overrides
         self._models: dict[Path, _ArtModel] = {}
 
     async def register(self, model: Any) -> None:
@@ -188,7 +188,7 @@ class ArtBackend:
         unknown = {name: value for name, value in flat.items() if name not in _SETTINGS}
         _refuse("_internal_config", unknown, {}, [*_SETTINGS, "or overrides of the backend"])
         settings = [f"{_SETTINGS[name]}={value}" for name, value in flat.items()]
-        overrides = [*settings, *self._overrides]
+        overrides = [*settings, *self._overrides] if settings else self._overrides
         policy = TrainableModel(
             model.name, base=model.base_model, root=self._root, seed=self._seed, overrides=overrides
         )

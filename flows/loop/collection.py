@@ -13,14 +13,14 @@ import contextlib
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact
 from components.artifacts.keys import json_digest
-from components.errors import SpecError
+from components.errors import AgentError, SpecError
 from components.evaluation.spec import EvaluateSpec
 from components.rollout.collect_spec import CollectSpec
 from components.specs import Target, validate
@@ -32,6 +32,7 @@ from flows.experiment.spec import ExperimentSpec
 from flows.loop.art_trajectories import transcript_of
 from flows.loop.groups import Call, GatheredGroups, RolloutGroup, Transcript, digest_of, group
 from flows.loop.policy import EPISODE, EpisodeEndpoint, LoopPolicy, with_program
+from flows.loop.source import function_source
 from flows.stages.base import Request
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Planned:
     scenarios: Sequence[Scenario]
     max_failures: float | None
     digest: str
+    own_reward: Callable[[RolloutGroup], Any] | None = None
+    """Function of the program that scores each group; None: the reward of the stage `judge` does."""
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -67,7 +70,26 @@ class Planned:
 
     async def _play(self, call: Call, base_url: str, api_key: str) -> Any:
         EPISODE.set(EpisodeEndpoint(base_url, api_key))
-        return outcome_of(await call.coroutine)
+        try:
+            return outcome_of(await call.coroutine)
+        except SystemExit as error:  # would end the event loop of the program
+            raise AgentError(f"{call.name} called sys.exit({error.code!r})") from error
+
+    async def score(self, group: Sequence[schema.Trajectory]) -> list[Any]:
+        """Return the rewards of a group by `own_reward`, called in the event loop of the program, or in a thread."""
+        function, members = (
+            self.own_reward,
+            RolloutGroup(replace(episode, reward=episode.outcome.get("reward")) for episode in group),
+        )
+        assert function is not None
+        self._collector = asyncio.get_running_loop()
+
+        async def scored() -> Any:
+            result = await asyncio.to_thread(function, members)
+            return await result if inspect.isawaitable(result) else result
+
+        returned = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(scored(), self._loop))
+        return [getattr(member, "reward", member) for member in (members if returned is None else returned)]
 
     def wake(self) -> None:
         """Wake the collector's event loop, which waits for the rollouts, so that its thread sees an interrupt."""
@@ -116,10 +138,18 @@ async def gather(
     groups: Iterable[Any], after_each: Any, max_failures: float | None, model: LoopPolicy | None = None
 ) -> GatheredGroups:
     """Return the played groups (`flows.loop.gather`). model: None takes that of the calls."""
+    own = after_each if inspect.isfunction(after_each) else None
+    if own is not None:
+        names = {"name": own.__qualname__.rpartition(".")[2], "source": function_source(own)}
+        after_each = Target.model_validate({"_target_": "components.rollout.program.ProgramReward", **names})
     if after_each is not None and not isinstance(after_each, Target):
-        text = f"{type(after_each).__name__}; expected loop.ruler(judge), or another reward as components.specs.Target"
+        text = (
+            f"{type(after_each).__name__}; expected a function of a group that returns its rewards, "
+            "loop.ruler(judge), or another reward as components.specs.Target"
+        )
         raise SpecError.at("loop.gather(after_each)", text)
     calls = planned(model, groups, max_failures)
+    calls.own_reward = own
     number, calls.model.gathered = calls.model.gathered, calls.model.gathered + 1
     try:
         return await calls.gather(number, after_each)
@@ -217,6 +247,9 @@ def begun(calls: Sequence[Call]) -> Call | None:
 
 def outcome_of(returned: Any) -> Any:
     """Return what a rollout returned as what a custom agent returns. A success without a reward is the reward."""
+    if isinstance(returned, dict):
+        returned = {name: _plain(value) for name, value in returned.items()}
+    returned = _plain(returned)
     if isinstance(returned, bool):
         return {"success": returned, "reward": float(returned)}
     if isinstance(returned, Transcript):
@@ -226,6 +259,11 @@ def outcome_of(returned: Any) -> Any:
     if isinstance(returned, dict) and isinstance(returned.get("success"), Real):
         return {"reward": float(returned["success"]), **returned}
     return returned
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy or torch as one of Python."""
+    return value.item() if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0 else value
 
 
 def _read(collected: Artifact, scores: Artifact, order: Sequence[str]) -> GatheredGroups:

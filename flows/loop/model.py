@@ -13,7 +13,7 @@ from components.specs import Target
 from components.trajectories.schema import Trajectory
 from flows.experiment.requests import Requests
 from flows.loop import collection
-from flows.loop.groups import GatheredGroups, group
+from flows.loop.groups import GatheredGroups, RolloutGroup, group
 from flows.loop.policy import LoopPolicy
 from flows.recipes.episodes import Episodes, training_inputs
 
@@ -50,7 +50,10 @@ class TrainableModel(LoopPolicy):
     """Model that a loop trains: a policy with its stages. The arguments are those of `LoopPolicy`."""
 
     async def gather(
-        self, groups: Iterable[Any], after_each: Target | None = None, max_failures: float | None = None
+        self,
+        groups: Iterable[Any],
+        after_each: Target | Callable[[RolloutGroup], Any] | None = None,
+        max_failures: float | None = None,
     ) -> GatheredGroups:
         """Return the played groups (`flows.loop.gather`)."""
         return await collection.gather(groups, after_each, max_failures, self)

@@ -73,6 +73,8 @@ class LoopPolicy:
         seed: int = 0,
         overrides: Sequence[str] = (),
     ):
+        if isinstance(overrides, str):
+            raise SpecError.at("overrides", f"{overrides!r}: a text; expected a list, overrides=[{overrides!r}]")
         folder = str(Path(root).absolute())
         if not re.fullmatch(r"[A-Za-z0-9/._-]+", folder):
             folder = '"' + folder.replace('"', r"\"") + '"'

@@ -85,6 +85,11 @@ def source_of(code: CodeType, names: Mapping[str, Any], free: Mapping[str, Any])
     return json_digest(reader.parts)
 
 
+def function_source(function: Any) -> str:
+    """Return the digest (hex) of the source of a function with its free variables."""
+    return source_of(function.__code__, function.__globals__, _free(function))
+
+
 class _Reader:
     """Reader of the source of a function and of what it names."""
 

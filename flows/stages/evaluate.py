@@ -256,7 +256,7 @@ def _warn_without_success(spec: EvaluateStage, finished: Sequence[Trajectory]) -
             "%s returns `success` for no episode, so no episode counts as a success; "
             'expected {"success": ..., "reward": ...}'
         )
-        log.warning(text, spec.agent.function.target)
+        log.warning(text, spec.agent.function.label)
 
 
 def _warn_of_equal_answers(spec: EvaluateStage, finished: Sequence[Trajectory]) -> None:

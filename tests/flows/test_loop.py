@@ -7,11 +7,13 @@ import contextlib
 import json
 import linecache
 import math
+import sys
 import types
 
+import numpy as np
 import pytest
 
-from components.errors import SpecError, TooManyFailures
+from components.errors import JudgeError, SpecError, TooManyFailures
 from components.trajectories.chat import ChatFormat
 from flows import loop
 from flows.history.records import Records
@@ -207,6 +209,66 @@ async def unused(model, scenario, tool=None):
     return 1.0
 
 
+class Scored:
+    groups = 0
+
+
+async def half_of_the_turns(group):
+    Scored.groups += 1
+    await asyncio.sleep(0)
+    return [len(episode.histories[0].messages) / 2 for episode in group]
+
+
+def doubled(group):
+    for episode in group:
+        episode.reward *= 2
+
+
+def too_few(group):
+    return [1.0]
+
+
+async def numpy_result(model, scenario):
+    await rollout(model, scenario)
+    return {"success": np.bool_(True), "reward": np.float32(0.5)}
+
+
+async def leaves(model, scenario):
+    await rollout(model, scenario)
+    sys.exit(3)
+
+
+def test_a_function_of_ones_own_scores_each_group_as_a_stage(tmp_path, caplog):
+    async def gathered():
+        async with model_at(tmp_path) as model:
+            rewards = {}
+            for score in (half_of_the_turns, doubled, too_few):
+                model.gathered = 0  # the same episodes
+                groups = [loop.group(numpy_result(model, one) for _ in range(2)) for one in SCENARIOS]
+                try:
+                    rewards[score.__name__] = [group.rewards for group in await loop.gather(groups, after_each=score)]
+                except JudgeError as error:
+                    rewards[score.__name__] = str(error)
+
+            async def plain(model, scenario):
+                await rollout(model, scenario)
+                return 1.0
+
+            await model.evaluate(plain, SCENARIOS)
+            with pytest.raises(TooManyFailures, match=r"leaves called sys.exit\(3\)"):
+                await loop.gather([loop.group([leaves(model, SCENARIOS[0])])], max_failures=0)
+            return rewards
+
+    Scored.groups = 0
+    rewards, again = (asyncio.run(gathered()) for _ in range(2))
+    assert rewards["half_of_the_turns"] == [[1.5, 1.5]] * 2
+    assert rewards["doubled"] == [[1.0, 1.0]] * 2
+    assert "too_few returned 1 rewards for 2 trajectories" in rewards["too_few"]
+    assert again == rewards
+    assert Scored.groups == 2  # the second program takes them from the cache
+    assert "plain returns `success` for no episode" in caplog.text
+
+
 async def _misused(root):
     model = model_at(root)
     started = rollout(model, SCENARIOS[0])
@@ -242,6 +304,7 @@ async def _misused(root):
         "after_each": await fails(lambda: loop.gather([group([unused(model, 1)])], after_each="openai/o3")),
         "partial": await fails(lambda: model_at(root, more=("collect.partial={turns: 2}",))),
         "rounds": await fails(lambda: model_at(root, more=("rounds=3",))),
+        "one text": await fails(lambda: loop.TrainableModel("answers", root=root, overrides="agent.max_tokens=8")),
         "outside": await fails(lambda: model.api_key),
         "algorithm": await fails(lambda: model.train([[loop.Transcript(reward=1.0)]], algorithm="grpoo")),
         "setting": await fails(lambda: model.train([[loop.Transcript(reward=1.0)]], learning_rat=1)),
@@ -267,9 +330,10 @@ def test_a_mistake_is_refused_with_its_remedy(tmp_path):
         "coroutines for groups": "loop.gather: coroutine where a group was expected",
         "twice": "a call of unused occurs twice, or was gathered before; expected a new call",
         "max_failures": "collect.max_failures: -1: expected at least 0",
-        "after_each": "loop.gather(after_each): str; expected loop.ruler(judge)",
+        "after_each": "loop.gather(after_each): str; expected a function of a group",
         "partial": "collect.partial: has no effect in a loop",
         "rounds": "rounds=3: rounds has no effect in a loop",
+        "one text": "'agent.max_tokens=8': a text; expected a list, overrides=['agent.max_tokens=8']",
         "outside": "model.api_key: exists within a rollout that gather or evaluate plays",
         "algorithm": "Did you mean 'algorithm=grpo'?",
         "setting": "Did you mean 'algorithm.learning_rate'?",
