@@ -279,6 +279,8 @@ class TextRequest:
     """True to return the log-probabilities of the prompt tokens."""
     listener: Callable[[TextIncrement], None] | None = field(default=None, compare=False, repr=False)
     """Callback for the tokens of the completion as they are sampled, as in `ChatRequest`."""
+    stop_ids: frozenset[int] | None = None
+    """Tokens that end the completion; None: those of the model. The embedded engine only."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -17,6 +17,7 @@ from components.errors import (
     ContextOverflow,
     EngineBusy,
     EngineError,
+    EspalierError,
     PromptRefused,
     SpecError,
     StalePolicy,
@@ -69,6 +70,19 @@ def _cut(text: str, length: int) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def message_of(error: Exception) -> str:
+    """Return the text of an error for a client: of an unexpected one, its type only."""
+    match error:
+        case SpecError():
+            shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
+            return "; ".join([*shown, "and more problems"] if len(error.problems) > len(shown) else shown)
+        case HTTPException():
+            return str(error.detail)
+        case EspalierError():
+            return str(error)
+    return f"internal error ({type(error).__name__}); the server's log has the rest"
+
+
 async def refuse(request: Request, error: Exception) -> JSONResponse:
     """Return the error object of the request's API, with the status that its clients expect."""
     path = request.url.path
@@ -76,8 +90,7 @@ async def refuse(request: Request, error: Exception) -> JSONResponse:
     match error:
         case SpecError():
             status, kind, param = 400, "invalid_request_error", error.problems[0].path
-            shown = [str(problem) for problem in error.problems[:SHOWN_PROBLEMS]]
-            message = "; ".join([*shown, "and more problems"] if len(error.problems) > len(shown) else shown)
+            message = message_of(error)
             if path.startswith(MESSAGES):
                 message = message.replace("agent.max_thinking_tokens", "thinking.budget_tokens")
         case ArtifactError():
@@ -105,7 +118,7 @@ async def refuse(request: Request, error: Exception) -> JSONResponse:
         case EngineError():
             code = "engine_error"
         case _:
-            message = f"internal error ({type(error).__name__}); the server's log has the rest"
+            message = message_of(error)
     return refusal(status, message, kind=kind, code=code, param=param, headers=headers, path=path)
 
 

@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
+
+from starlette.types import ASGIApp
 
 from components.errors import ResourceError, WaitTimeout
 from components.inference.access import AccessMiddleware, check_key, key_from_environment
@@ -55,32 +58,31 @@ class ListenOptions:
     """Additional values of Host (`components.inference.access`)."""
 
 
-class ModelServer:
-    """Context manager that serves `engine` from a thread of this process.
+class AppServer:
+    """Context manager that serves an application from a thread of this process.
 
-    Raises ResourceError if the key is missing or the port is in use, WaitTimeout if the server is not ready in time.
+    Raises ResourceError if the port is in use, WaitTimeout if the server is not ready in time.
     """
 
-    def __init__(
-        self, engine: ModelEngine, name: str, app: AppOptions | None = None, listen: ListenOptions | None = None
-    ):
-        app, listen = app or AppOptions(), listen or ListenOptions()
-        if app.engines is None:
-            check_key(listen.host, listen.key)
+    def __init__(self, app: ASGIApp, listen: ListenOptions):
         self._listen = listen
-        self.name = name
         self.host = listen.host
         self.port = listen.port
-        self._app = create_app(engine, name, app)
+        self._app = app
         self._thread: threading.Thread | None = None
+
+    @property
+    def root_url(self) -> str:
+        """Address of the server."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
     @property
     def url(self) -> str:
         """Address of the server, as `base_url` of OpenAI's clients."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}/v1"
+        return f"{self.root_url}/v1"
 
-    def __enter__(self) -> ModelServer:
+    def __enter__(self) -> Self:
         import uvicorn
 
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -139,6 +141,20 @@ class ModelServer:
         if self._thread.is_alive():
             raise WaitTimeout(f"the server on {self.url} did not stop within 10 s")
         self._thread = None
+
+
+class ModelServer(AppServer):
+    """Context manager that serves `engine` from a thread of this process. Raises ResourceError if the key is missing,
+    and as `AppServer`."""
+
+    def __init__(
+        self, engine: ModelEngine, name: str, app: AppOptions | None = None, listen: ListenOptions | None = None
+    ):
+        app, listen = app or AppOptions(), listen or ListenOptions()
+        if app.engines is None:
+            check_key(listen.host, listen.key)
+        self.name = name
+        super().__init__(create_app(engine, name, app), listen)
 
 
 @contextmanager

@@ -87,20 +87,21 @@ def prepare(spec: ModelSpec, cache: Path) -> Path:
     else:
         _make_once(target, spec, cache, partial(makers[spec.source], spec))
     if spec.quantization != "none":
-        target = _derived(target, f"{spec.quantization}-{spec.dtype}", spec, cache, _round)
+        target = derived(target, f"{spec.quantization}-{spec.dtype}", spec, cache, _round)
     if spec.changes_template:
         options = [spec.call_form, spec.keep_reasoning]
         parts = [spec.chat_template, spec.chat_template_kwargs, chatml_digest(), *options]
         digest = json_digest(parts)
-        target = _derived(target, f"chat-{digest[:16]}", spec, cache, _with_template)
+        target = derived(target, f"chat-{digest[:16]}", spec, cache, _with_template)
     return target
 
 
-def _derived(base_dir: Path, label: str, spec: ModelSpec, cache: Path, make: Callable[..., None]) -> Path:
-    """Return the folder that `make` makes of the model in `base_dir`. label: what it changes, for the name."""
-    derived = cache / f"{base_dir.name}-{label}-{folder_digest(base_dir)[:16]}"
-    _make_once(derived, spec, cache, partial(make, spec, base_dir))
-    return derived
+def derived(base_dir: Path, label: str, spec: ModelSpec, cache: Path, make: Callable[..., None]) -> Path:
+    """Return the folder that `make` makes once of the model in `base_dir`. label: what it changes, for the name. make:
+    called with `spec`, `base_dir`, the draft folder to fill and the path of an earlier record."""
+    target = cache / f"{base_dir.name}-{label}-{folder_digest(base_dir)[:16]}"
+    _make_once(target, spec, cache, partial(make, spec, base_dir))
+    return target
 
 
 def _round(spec: ModelSpec, base_dir: Path, out: Path, record: Path) -> None:

@@ -7,6 +7,7 @@ copy of the base is in memory.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -186,6 +187,19 @@ class Adapter:
             self.model.add_adapter(name, LoraConfig(**self._arguments))
             self.model.set_adapter(LEARNING)
         set_peft_model_state_dict(self.model, self.tensors(), adapter_name=name)
+
+    def beside(self, lora: LoraSpec, seed: int, name: str, base_dir: Path) -> Adapter:
+        """Return another adapter on the same base, with a rank and layers of its own, under the PEFT name `name`."""
+        from peft import LoraConfig
+
+        other = copy.copy(self)
+        targets = resolve(skeleton(base_dir), lora)
+        other._lora, other.names, other._weights = lora, (name,), targets.weights
+        other._arguments = _peft_arguments(lora, targets)
+        torch.manual_seed(seed)
+        self.model.add_adapter(name, LoraConfig(**other._arguments))
+        self.model.set_adapter(self.names[0])
+        return other
 
     @contextlib.contextmanager
     def activate(self, name: str) -> Iterator[dict[str, torch.nn.Parameter]]:

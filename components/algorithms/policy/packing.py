@@ -56,6 +56,9 @@ class TokenSequence:
     """Number of sampled tokens of the whole episode, over all of its histories; 0 means those of this sequence."""
     role: str = ""
     """Role of the episode that sampled the targets, which matters to policies with an adapter for each role."""
+    labels: Sequence[int] = ()
+    """Token whose log-probability is computed at each target; empty means the token of the sequence. With labels,
+    targets may repeat, and the place after the last token is one."""
 
 
 @dataclass
@@ -274,7 +277,12 @@ def _with_targets(
     predict the targets of each sequence, by index in ascending order."""
     members = [sequences[index] for index in nodes_of]
     count_Q = np.array([len(sequence.targets) for sequence in members])
-    tokens = [np.asarray(sequence.token_ids, np.int64)[np.asarray(sequence.targets)] for sequence in members]
+    tokens = [
+        np.asarray(sequence.labels, np.int64)
+        if sequence.labels
+        else np.asarray(sequence.token_ids, np.int64)[np.asarray(sequence.targets)]
+        for sequence in members
+    ]
     numbers = [np.arange(sequence.first, sequence.first + len(sequence.targets)) for sequence in members]
     columns = [
         np.array([value for sequence in members for value in _column(sequence, name)], dtype=np.float32)

@@ -78,8 +78,8 @@ def ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
 def clipped_policy_loss(
     ratio_S: torch.Tensor,
     advantage_S: torch.Tensor,
-    clip_low: float,
-    clip_high: float,
+    clip_low: float | torch.Tensor,
+    clip_high: float | torch.Tensor,
     dual_clip: float | None = None,
 ) -> torch.Tensor:
     """Return the negated clipped surrogate of PPO (arXiv:1707.06347, eq. 7): -min(r A, clip(r, 1 - low, 1 + high) A).
@@ -115,7 +115,11 @@ def value_clipped(
 
 
 def cispo_loss(
-    ratio_S: torch.Tensor, logprob_S: torch.Tensor, advantage_S: torch.Tensor, clip_low: float, clip_high: float
+    ratio_S: torch.Tensor,
+    logprob_S: torch.Tensor,
+    advantage_S: torch.Tensor,
+    clip_low: float | torch.Tensor,
+    clip_high: float | torch.Tensor,
 ) -> torch.Tensor:
     """Return the negated CISPO objective (arXiv:2506.13585, eq. 4): -sg(clip(r, 1 - low, 1 + high)) A log pi. The
     weight is clipped, not the gradient: every token keeps a gradient."""

@@ -86,6 +86,8 @@ class Row:
     prompt_likeliest: list[TokenLogprobs] = field(default_factory=list)
     added_tokens: int = 0
     """Number of leading prompt tokens that the tokenizer added to the text of a text completion."""
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the response."""
 
     @property
     def tokens(self) -> list[int]:
@@ -93,7 +95,7 @@ class Row:
 
 
 class Batch:
-    """Active sequences of a model. slots: maximum number of them. stop_ids: tokens that end a sequence."""
+    """Active sequences of a model. slots: maximum number of them."""
 
     def __init__(
         self,
@@ -102,14 +104,12 @@ class Batch:
         slots: int,
         max_length: int,
         device: str,
-        stop_ids: frozenset[int],
         graphed: bool = False,
     ):
         self.model = model
         self.slots = slots
         self.max_length = max_length
-        self.device = device
-        self.stop_ids, self.graphed = stop_ids, graphed
+        self.device, self.graphed = device, graphed
         self.active: list[Row] = []
         self.shared_tokens: float = SHARED_TOKENS if device == "cpu" and model.dtype == torch.float32 else math.inf
         """Least saving for which shared prefixes are read once (`prefixes.partition`); infinite never does."""
@@ -362,7 +362,7 @@ class Batch:
                 row.likeliest += likeliest(logps_1V, row.alternatives)
             if row.matcher is not None:
                 row.matcher.append(token)
-            stopped = token in self.stop_ids or (row.stop is not None and row.stop.reached(row.sampled))
+            stopped = token in row.stop_ids or (row.stop is not None and row.stop.reached(row.sampled))
             if stopped or len(row.sampled) >= row.limit:
                 self.park(row)
                 done.append(row)

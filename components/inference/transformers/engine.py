@@ -113,7 +113,6 @@ class TransformersEngine:
             cache_bytes or default_cache_bytes(self.device),
             max_length=self.max_length,
             device=self.device,
-            stop_ids=self.stop_ids,
             graphed=cuda_graphs,
         )
         self.slots = self.batch.slots
@@ -178,7 +177,7 @@ class TransformersEngine:
     async def complete(self, request: TextRequest) -> TextCompletion:
         """Return the completion of a prompt without a chat template; raises as `chat`."""
         row = await self._sampled(request)
-        stopped = bool(row.sampled) and row.sampled[-1] in self.stop_ids
+        stopped = bool(row.sampled) and row.sampled[-1] in row.stop_ids
         text = str(self.tokenizer.decode(row.sampled[:-1] if stopped else row.sampled))
         before = text_before(text, request.stop)
         return TextCompletion(
@@ -198,7 +197,7 @@ class TransformersEngine:
         """Return the row of a request after its last token."""
         self._require_policy(request)
         loop = asyncio.get_running_loop()
-        row = Row(request, loop.create_future(), random.Random(request.seed))
+        row = Row(request, loop.create_future(), random.Random(request.seed), stop_ids=self.stop_ids)
         if isinstance(request, ChatRequest) and request.start is not None:
             row.sampled, row.logprobs = list(request.start.token_ids), list(request.start.logprobs)
             for _ in row.sampled:  # the numbers that sampled them
@@ -208,6 +207,7 @@ class TransformersEngine:
         row.alternatives = request.alternatives
         if isinstance(request, TextRequest):
             row.scores_prompt = request.scores_prompt
+            row.stop_ids = self.stop_ids if request.stop_ids is None else request.stop_ids
             row.growing = GrowingText(self.tokenizer, request.stop) if request.listener else None
         if isinstance(request, ChatRequest) and request.form.constrained:
             row.matcher = await self._grammars.matcher(request.form, request.tools)

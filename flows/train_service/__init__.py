@@ -1,0 +1,1 @@
+"""Training service for clients of the Tinker API."""

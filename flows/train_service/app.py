@@ -1,0 +1,225 @@
+"""The application of the training service: the routes of the Tinker API below /api/v1.
+
+Errors have the statuses that the client expects: 400 for a request that is refused, 404 for what does not exist, 408
+for a result that is not there yet (the client asks again), 410 for a finished session. Errors of a request with a
+future are its result: `{"error": …, "category": "user" | "server"}`. Telemetry of the client is read and dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from components.errors import EspalierError
+from components.inference.connection import PendingBytes, read_body, read_json_object
+from components.inference.refusals import refuse
+from components.specs.validation import validate
+from flows.train_service import bodies
+from flows.train_service.batch import read_batch
+from flows.train_service.bodies import Body
+from flows.train_service.checkpoints import date
+from flows.train_service.journal import FAILED
+from flows.train_service.messages import PROTO_TYPE
+from flows.train_service.service import ModelEntry, Service
+
+B = TypeVar("B", bound=Body)
+
+POLL_SECONDS = 25.0
+"""Longest wait for a result in one request; the client waits for 45 s."""
+CHUNK_BYTES = 2_000_000
+"""Largest number of bytes of a batch in one request of a client, which divides larger ones."""
+
+
+def create_app(service: Service) -> FastAPI:
+    """Return the application of a service."""
+    app = FastAPI(title="Espalier", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    pending = PendingBytes()
+    resumed = False
+
+    async def parse(request: Request, kind: type[B]) -> B:
+        return validate(kind, await read_json_object(request, pending), configuration=False)
+
+    async def body_of(request: Request, kind: type[B]) -> tuple[B, bytes]:
+        """Return a request's body, and as it is stored."""
+        parsed = await parse(request, kind)
+        return parsed, parsed.model_dump_json(exclude_unset=True).encode()
+
+    def future(owner: str, number: int, kind: str, body: bytes) -> dict[str, Any]:
+        return {"request_id": service.submit(owner, number, kind, body), "model_id": owner}
+
+    @app.middleware("http")
+    async def resume(request: Request, proceed: Any) -> Any:
+        nonlocal resumed
+        if not resumed:  # on the event loop of the server
+            resumed = True
+            service.resume()
+        return await proceed(request)
+
+    @app.get("/health")
+    @app.get("/api/v1/healthz")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.post("/api/v1/client/config")
+    async def client_config() -> dict[str, Any]:
+        return {"fwdbwd_max_chunk_bytes_count": CHUNK_BYTES, "use_pyqwest_transport": False}
+
+    @app.post("/api/v1/client/dynamic_config")
+    async def client_dynamic_config() -> dict[str, Any]:
+        return {}
+
+    @app.post("/api/v1/telemetry")
+    async def telemetry(request: Request) -> dict[str, str]:
+        await read_body(request, pending)
+        return {"status": "accepted"}
+
+    @app.get("/api/v1/get_server_capabilities")
+    async def capabilities() -> dict[str, Any]:
+        length = service.trainer.limits.max_length
+        return {
+            "supported_models": [
+                {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
+                for name in service.place.names
+            ]
+        }
+
+    @app.post("/api/v1/create_session")
+    async def create_session(request: Request) -> dict[str, Any]:
+        session = service.create_session(await parse(request, bodies.CreateSession))
+        return {"type": "create_session", "session_id": session}
+
+    @app.post("/api/v1/session_heartbeat")
+    async def session_heartbeat(request: Request) -> dict[str, str]:
+        service.session((await parse(request, bodies.OfSession)).session_id)
+        return {"type": "session_heartbeat"}
+
+    @app.post("/api/v1/sessions/{session}/finish")
+    async def finish_session(session: str, request: Request) -> Response:
+        service.finish_session(session, await read_json_object(request, pending))
+        return Response(status_code=204)
+
+    @app.post("/api/v1/create_model")
+    async def create_model(request: Request) -> dict[str, Any]:
+        asked, body = await body_of(request, bodies.CreateModel)
+        service.session(asked.session_id)
+        return future(f"{asked.session_id}:train:{asked.model_seq_id}", 0, "create_model", body)
+
+    @app.post("/api/v1/get_info")
+    async def get_info(request: Request) -> dict[str, Any]:
+        entry = service.model((await parse(request, bodies.OfModel)).model_id)
+        data = {"model_name": entry.base, "tokenizer_id": service.place.tokenizer}
+        return {"type": "get_info", "model_data": data, "model_id": entry.id, "is_lora": True,
+                "lora_rank": entry.config.rank, "model_name": entry.base}  # fmt: skip
+
+    @app.post("/api/v1/forward_backward")
+    async def forward_backward(request: Request) -> dict[str, Any]:
+        if request.headers.get("content-type", "") != PROTO_TYPE or request.headers.get("content-encoding"):
+            raise HTTPException(400, f"expected a body of type {PROTO_TYPE}, not compressed")
+        body = await read_body(request, pending)
+        model_id, number, _ = read_batch(body, service.trainer.limits)  # refuse before the request has a number
+        service.model(model_id)
+        return future(model_id, number, "forward_backward", body)
+
+    async def training(request: Request, kind: type[bodies.Training], name: str) -> dict[str, Any]:
+        asked, body = await body_of(request, kind)
+        service.model(asked.model_id)
+        return future(asked.model_id, asked.seq_id, name, body)
+
+    @app.post("/api/v1/optim_step")
+    async def optim_step(request: Request) -> dict[str, Any]:
+        return await training(request, bodies.OptimStep, "optim_step")
+
+    @app.post("/api/v1/save_weights")
+    async def save_weights(request: Request) -> dict[str, Any]:
+        return await training(request, bodies.SaveWeights, "save_weights")
+
+    @app.post("/api/v1/save_weights_for_sampler")
+    async def save_weights_for_sampler(request: Request) -> dict[str, Any]:
+        return await training(request, bodies.SaveForSampler, "save_weights_for_sampler")
+
+    @app.post("/api/v1/load_weights")
+    async def load_weights(request: Request) -> dict[str, Any]:
+        asked, body = await body_of(request, bodies.LoadWeights)
+        service.checkpoints.get(asked.path)
+        if asked.session_id is not None and asked.model_seq_id is not None and asked.model_id is None:
+            service.session(asked.session_id)
+            return future(f"{asked.session_id}:train:{asked.model_seq_id}", 0, "create_from", body)
+        if asked.model_id is None or asked.seq_id is None or asked.session_id is not None:
+            raise HTTPException(400, "expected model_id with seq_id, or session_id with model_seq_id")
+        service.model(asked.model_id)
+        return future(asked.model_id, asked.seq_id, "load_weights", body)
+
+    @app.post("/api/v1/create_sampling_session")
+    async def create_sampling_session(request: Request) -> dict[str, Any]:
+        sampler = service.create_sampler(await parse(request, bodies.CreateSampler))
+        return {"type": "create_sampling_session", "sampling_session_id": sampler}
+
+    @app.get("/api/v1/samplers/{sampler}")
+    async def get_sampler(sampler: str) -> dict[str, Any]:
+        data = service.sampler(sampler)
+        return {"sampler_id": sampler, "base_model": data["base"], "model_path": data["path"]}
+
+    @app.post("/api/v1/asample")
+    async def asample(request: Request) -> dict[str, Any]:
+        asked, body = await body_of(request, bodies.Sample)
+        service.sampler(asked.sampling_session_id)
+        request_id = service.submit(asked.sampling_session_id, asked.seq_id, "asample", body)
+        names = [f"{request_id}:{index}" for index in range(asked.num_samples)]
+        return {"request_id": request_id, "sample_sequence_ids": names}
+
+    @app.post("/api/v1/retrieve_future")
+    async def retrieve_future(request: Request) -> Response:
+        asked = await parse(request, bodies.RetrieveFuture)
+        result = await service.result(asked.request_id, POLL_SECONDS)
+        if result is None:
+            waiting = {"type": "try_again", "request_id": asked.request_id, "queue_state": "active"}
+            return JSONResponse(waiting, 408, {"x-should-retry": "false"})
+        return Response(
+            result.content, media_type="application/json" if result.media_type == FAILED else result.media_type
+        )
+
+    @app.post("/api/v1/weights_info")
+    async def weights_info(request: Request) -> dict[str, Any]:
+        saved = service.checkpoints.get((await parse(request, bodies.Checkpoint)).tinker_path)
+        config = saved["config"]
+        flags = {name: config[name] for name in ("train_unembed", "train_mlp", "train_attn")}
+        return {"base_model": saved["base"], "is_lora": True, "lora_rank": config["rank"], **flags}
+
+    def run_of(entry: ModelEntry) -> dict[str, Any]:
+        listed = service.checkpoints.of_model(entry.id)
+        last = {
+            kind: [checkpoint for checkpoint in listed if checkpoint["checkpoint_type"] == kind][-1:]
+            for kind in ("training", "sampler")
+        }
+        return {"training_run_id": entry.id, "base_model": entry.base, "model_owner": "espalier", "is_lora": True,
+                "lora_rank": entry.config.rank, "last_request_time": date(entry.created),
+                "last_checkpoint": next(iter(last["training"]), None),
+                "last_sampler_checkpoint": next(iter(last["sampler"]), None),
+                "user_metadata": entry.metadata}  # fmt: skip
+
+    @app.get("/api/v1/training_runs")
+    async def training_runs(limit: int = 20, offset: int = 0) -> dict[str, Any]:
+        entries = sorted(service.models.values(), key=lambda entry: entry.created, reverse=True)
+        cursor = {"offset": offset, "limit": limit, "total_count": len(entries)}
+        return {"training_runs": [run_of(entry) for entry in entries[offset : offset + limit]], "cursor": cursor}
+
+    @app.get("/api/v1/training_runs/{model}")
+    async def training_run(model: str) -> dict[str, Any]:
+        return run_of(service.model(model))
+
+    @app.get("/api/v1/training_runs/{model}/checkpoints")
+    async def checkpoints(model: str) -> dict[str, Any]:
+        service.model(model)
+        return {"checkpoints": service.checkpoints.of_model(model), "cursor": None}
+
+    @app.delete("/api/v1/training_runs/{model}/checkpoints/{checkpoint:path}")
+    async def delete_checkpoint(model: str, checkpoint: str) -> Response:
+        service.checkpoints.delete(f"tinker://{model}/{checkpoint}")
+        return Response(status_code=204)
+
+    for kind in (EspalierError, HTTPException, Exception):
+        app.add_exception_handler(kind, refuse)
+    return app

@@ -1,0 +1,180 @@
+"""Bodies of requests of the Tinker API (tinker 0.38), as JSON. Unknown fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from components.specs import Spec
+
+Number = Annotated[int, Field(ge=0, lt=2**31)]
+Name = Annotated[str, Field(max_length=128, pattern=r"^[\w@=+-][\w.@=+-]*(/[\w@=+-][\w.@=+-]*)*$")]
+"""Name of a checkpoint."""
+
+
+class Body(Spec):
+    """Body of a request."""
+
+
+class OfSession(Body):
+    """A request that names a session only."""
+
+    session_id: str
+    type: str | None = None
+
+
+class CreateSession(Body):
+    tags: list[str] = []
+    user_metadata: dict[str, Any] | None = None
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+    type: Literal["create_session"] = "create_session"
+
+
+class LoraConfig(Body):
+    """Adapter of a model."""
+
+    rank: int = Field(ge=1, le=1024)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class AdamConfig(Body):
+    """The optimizer of all models."""
+
+    type: Literal["adamw"] = "adamw"
+
+
+class CreateModel(Body):
+    session_id: str
+    model_seq_id: Number
+    base_model: str
+    user_metadata: dict[str, Any] | None = None
+    lora_config: LoraConfig
+    optimizer_config: AdamConfig = AdamConfig()
+    type: Literal["create_model"] = "create_model"
+
+
+class OfModel(Body):
+    """A request that names a model only."""
+
+    model_id: str
+    type: str | None = None
+
+
+class AdamParams(Body):
+    """Parameters of an optimizer step."""
+
+    learning_rate: float = Field(1e-4, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-12, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip_norm: float = Field(0.0, ge=0)
+    """Largest norm of the gradient; 0: no limit."""
+
+
+class Training(Body):
+    """A request to a model. Requests run in the order of their numbers."""
+
+    model_id: str
+    seq_id: Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class OptimStep(Training):
+    adam_params: AdamParams
+    type: Literal["optim_step"] = "optim_step"
+
+
+class SaveWeights(Training):
+    path: Name
+    ttl_seconds: Annotated[int, Field(ge=3600, le=315_360_000)] | None = None
+    overwrite: bool = False
+    user_metadata: dict[str, str] | None = None
+    type: Literal["save_weights"] = "save_weights"
+
+
+class SaveForSampler(Training):
+    path: Name | None = None
+    """None: a sampling session of the current weights, without a name."""
+    sampling_session_seq_id: Number | None = None
+    kind: Literal["snapshot"] = "snapshot"
+    ttl_seconds: Annotated[int, Field(ge=3600, le=315_360_000)] | None = None
+    user_metadata: dict[str, str] | None = None
+    type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
+
+
+class LoadWeights(Body):
+    """Into a model (`model_id`, `seq_id`), or into a new one (`session_id`, `model_seq_id`)."""
+
+    model_id: str | None = None
+    seq_id: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    session_id: str | None = None
+    model_seq_id: Number | None = None
+    base_model: str | None = None
+    user_metadata: dict[str, Any] | None = None
+    path: str
+    optimizer: bool
+    optimizer_config: AdamConfig | None = None
+    weights_access_token: None = None
+    type: Literal["load_weights"] = "load_weights"
+
+
+class CreateSampler(Body):
+    session_id: str
+    sampling_session_seq_id: Number
+    base_model: str | None = None
+    model_path: str | None = None
+    type: Literal["create_sampling_session"] = "create_sampling_session"
+
+
+class TextChunk(Body):
+    tokens: list[Number]
+    type: Literal["encoded_text"] = "encoded_text"
+
+
+class Prompt(Body):
+    chunks: list[TextChunk]
+
+
+class SamplingParams(Body):
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    stop: str | list[str] | list[Number] | None = None
+    """Strings or tokens that end a sample; None: the model's own end, an empty list: nothing but `max_tokens`."""
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_k: int = Field(-1, ge=-1)
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class Sample(Body):
+    """Samples of a prompt."""
+
+    num_samples: int = Field(1, ge=1, le=1024)
+    prompt: Prompt
+    sampling_params: SamplingParams
+    sampling_session_id: str
+    seq_id: Annotated[int, Field(ge=0)]
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: int = Field(0, ge=0, le=20)
+    topk_sample_logprobs: int = Field(0, ge=0, le=20)
+    prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
+    prompt_alt_tokens_k: Literal[0] = 0
+    target_prompt_logprobs: None = None
+    record_stability_info: Literal[False] | None = None
+    type: Literal["sample"] = "sample"
+
+
+class RetrieveFuture(Body):
+    request_id: str
+    allow_metadata_only: bool = False
+
+
+class Checkpoint(Body):
+    """A request that names a checkpoint."""
+
+    tinker_path: str

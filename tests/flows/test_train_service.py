@@ -1,0 +1,374 @@
+"""The training service: its losses against float64, the requests of the real client, restarts, and bad requests.
+
+`train_service_requests.jsonl` holds requests that tinker 0.38 sent, in their order; SESSION0… is the id of the session.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from components.inference.transformers.engine import TransformersEngine
+from components.models.spec import ModelSpec
+from components.models.untied import untied
+from components.models.weights import load_model, prepare
+from flows.train_service.app import create_app
+from flows.train_service.batch import BatchLimits, read_batch
+from flows.train_service.bodies import AdamParams, LoraConfig
+from flows.train_service.messages import FLOAT32, INT64, PROTO_TYPE, message
+from flows.train_service.sampler import Sampler
+from flows.train_service.service import ServedBase, Service
+from flows.train_service.trainer import AdapterTrainer
+
+SESSION = "SESSION0" * 4
+SPEC = ModelSpec(name="tiny", source="random", max_length=64)
+A, B = [10, 11, 12, 13, 14, 15], [10, 11, 12, 20, 21]
+
+
+@pytest.fixture(scope="module")
+def base_dir(tmp_path_factory) -> Path:
+    cache = tmp_path_factory.mktemp("models")
+    return untied(prepare(SPEC, cache), SPEC, cache)
+
+
+class Client:
+    """Plain HTTP client of a service on `root`."""
+
+    def __init__(self, http: TestClient, service: Service):
+        self.http, self.service = http, service
+
+    def post(self, path: str, body: Any) -> Any:
+        """Send JSON, or a message, and return the answer."""
+        if isinstance(body, bytes):
+            return self.http.post(f"/api/v1/{path}", content=body, headers={"content-type": PROTO_TYPE})
+        return self.http.post(f"/api/v1/{path}", json=body)
+
+    def result(self, answer: Any) -> Any:
+        """Return the result of a request: JSON data, or a message's bytes."""
+        assert answer.status_code == 200, answer.text
+        fetched = self.post("retrieve_future", {"request_id": answer.json()["request_id"]})
+        assert fetched.status_code == 200, fetched.text
+        return fetched.content if fetched.headers["content-type"] == PROTO_TYPE else fetched.json()
+
+    def created(self, **config: Any) -> str:
+        session = self.post("create_session", {"tags": [], "sdk_version": "0.38"}).json()["session_id"]
+        asked = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4, "seed": 3}}
+        asked["lora_config"] |= config
+        return self.result(self.post("create_model", asked))["model_id"]
+
+
+@contextmanager
+def opened(base_dir: Path, root: Path) -> Iterator[Client]:
+    engine = TransformersEngine(base_dir, max_length=64, device="cpu")
+    place = ServedBase(("tiny",), "tiny", root)
+    service = Service(place, AdapterTrainer(base_dir, SPEC, root / "states"), Sampler(engine))
+    with TestClient(create_app(service)) as http:
+        yield Client(http, service)
+
+
+@pytest.fixture(scope="module")
+def client(base_dir, tmp_path_factory) -> Iterator[Client]:
+    with opened(base_dir, tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+def tensor(values: Any) -> Any:
+    array = np.asarray(values)
+    kind = INT64 if array.dtype.kind == "i" else FLOAT32
+    dense = array.astype(np.int64 if kind == INT64 else np.float32).tobytes()
+    return message("Tensor", dense=dense, dtype=kind, shape=array.shape)
+
+
+def batch(
+    data: list[tuple[list[int], dict[str, Any]]],
+    loss: str,
+    *,
+    model: str = "",
+    number: int = 1,
+    options: dict[str, float] | None = None,
+    only: bool = False,
+) -> bytes:
+    """Return a request. data: input tokens, and inputs of the loss by name."""
+    request = message("ForwardBackwardRequest", model_id=model, seq_id=number, loss_fn=loss, forward_only=only)
+    for name, value in (options or {}).items():
+        request.loss_fn_config_v2[name].number = value
+    for tokens, inputs in data:
+        datum = request.data.add()
+        datum.model_input.add().encoded_text.tokens = np.asarray(tokens, np.int32).tobytes()
+        for name, values in inputs.items():
+            datum.loss_fn_inputs[name].CopyFrom(tensor(values))
+    return request.SerializeToString()
+
+
+def supervised(model: str, number: int, scale: float = 1.0, only: bool = False) -> bytes:
+    data = [(ids[:-1], {"target_tokens": ids[1:], "weights": [scale] * (len(ids) - 1)}) for ids in (A, B)]
+    return batch(data, "cross_entropy", model=model, number=number, only=only)
+
+
+def step(model: str, number: int, **params: float) -> dict[str, Any]:
+    return {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": 1e-2, **params}}
+
+
+def logprobs(output: bytes) -> list[np.ndarray]:
+    records = message("ForwardBackwardOutput", output).loss_fn_outputs
+    return [np.frombuffer(record.fields["logprobs"].data, np.float32) for record in records]
+
+
+# Losses
+
+
+def written_out(loss: str, logprob: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The losses as the API's documentation states them."""
+    if loss == "cross_entropy":
+        return (-logprob * given["weights"]).sum()
+    old, advantages = given["logprobs"], given["advantages"]
+    ratio = torch.exp(logprob - old)
+    if loss == "importance_sampling":
+        return -(ratio * advantages).sum()
+    clipped = torch.clamp(ratio, 0.9, 1.3)
+    if loss == "ppo":
+        return -torch.min(ratio * advantages, clipped * advantages).sum()
+    if loss == "cispo":
+        return -(clipped.detach() * logprob * advantages).sum()
+    return -(logprob * advantages - 0.5 * 0.2 * (logprob - old) ** 2).sum()
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "several targets"])
+def test_gradient_of_each_loss_equals_that_of_its_formula_in_float64(base_dir, tmp_path, loss):
+    trainer = AdapterTrainer(base_dir, SPEC, tmp_path)
+    model = trainer.create("m", LoraConfig(rank=4, seed=3))
+    limits, random = BatchLimits(64, trainer.limits.vocabulary), np.random.default_rng(0)
+    warm = read_batch(supervised("m", 1), limits)[2]
+    trainer.forward_backward(model, warm)
+    trainer.optimizer_step(model, AdamParams(learning_rate=1e-2))  # B is no longer zero
+
+    data, options = [], {}
+    for ids in (A, B, A):
+        size = (len(ids) - 1, 3) if loss == "several targets" else (len(ids) - 1,)
+        targets = random.integers(0, limits.vocabulary, size) if loss == "several targets" else np.array(ids[1:])
+        sampled = {"logprobs": random.normal(-5.4, 0.3, size), "advantages": random.normal(size=size)}
+        weights = {"weights": random.normal(size=size)}
+        inputs = weights if loss in ("cross_entropy", "several targets") else sampled
+        data.append((ids[:-1], {"target_tokens": targets, **inputs}))
+    if loss in ("ppo", "cispo"):
+        options = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.3}
+    if loss == "dro":
+        options = {"beta": 0.2}
+    name = "cross_entropy" if loss == "several targets" else loss
+    sent = read_batch(batch(data, name, options=options), limits)[2]
+    _, losses = trainer.forward_backward(model, sent)
+    with trainer.policy.activate(model.name) as parameters:
+        ours = {key: parameter.grad.double() for key, parameter in parameters.items()}
+        values = {key: parameter.detach().double().requires_grad_() for key, parameter in parameters.items()}
+
+    plain = load_model(base_dir).double()
+    weights = dict(plain.named_parameters())
+    for key, matrix in values.items():
+        if ".lora_A." in key:
+            layer = key.removeprefix("base_model.model.").partition(".lora_A.")[0]
+            update = values[key.replace(".lora_A.", ".lora_B.")] @ matrix
+            weights[f"{layer}.weight"] = weights[f"{layer}.weight"].detach() + 32 / 4 * update
+    total = torch.zeros((), dtype=torch.float64)
+    for tokens, inputs in data:
+        logits = torch.func.functional_call(plain, weights, kwargs={"input_ids": torch.tensor([tokens])}).logits[0]
+        targets = torch.tensor(np.asarray(inputs["target_tokens"])).reshape(len(tokens), -1)
+        logprob = logits.log_softmax(-1).gather(-1, targets)
+        given = {
+            key: torch.tensor(np.float32(value)).double().reshape(targets.shape)
+            for key, value in inputs.items()
+            if key != "target_tokens"
+        }
+        total = total + written_out(name, logprob, given)
+    total.backward()
+    assert float(losses.sum(dtype=np.float64)) == pytest.approx(total.item(), rel=1e-5, abs=1e-4)
+    assert any("lm_head" in key for key in values)
+    for key, value in values.items():
+        scale = max(float(value.grad.abs().max()), 1e-3)
+        assert float((value.grad - ours[key]).abs().max()) < 2e-4 * scale, key
+
+
+# The protocol
+
+
+def test_requests_of_the_real_client_are_answered(client):
+    lines = (Path(__file__).parent / "train_service_requests.jsonl").read_text().splitlines()
+    session, answers = "", []
+    for line in lines:
+        call = json.loads(line.replace(SESSION, session) if session else line)
+        if call["method"] == "GET":
+            answer = client.http.get(call["path"])
+        elif isinstance(call["body"], dict) and "base64" in call["body"]:
+            body = base64.b64decode(call["body"]["base64"]).replace(SESSION.encode(), session.encode())
+            answer = client.post(call["path"].removeprefix("/api/v1/"), body)
+        else:
+            answer = client.http.post(call["path"], json=call["body"])
+        assert answer.status_code in (200, 204), (line, answer.text)
+        answers.append((call["path"].rpartition("/")[2], answer))
+        if call["path"].endswith("create_session"):
+            session = answer.json()["session_id"]
+    results = [answer for path, answer in answers if path == "retrieve_future"]
+    passes = [result.content for result in results if result.headers["content-type"] == PROTO_TYPE]
+    first, clipped, sample, loaded = passes
+    losses = message("ForwardBackwardOutput", first)
+    weights = [np.array([0, 0, 1, 1, 1]), np.array([0, 0, 1, 0.5])]
+    expected = -sum(float((lps * weight).sum()) for lps, weight in zip(logprobs(first), weights, strict=True))
+    assert losses.metrics["loss:sum"] == pytest.approx(expected, rel=1e-6)
+    assert message("ForwardBackwardOutput", clipped).loss_fn_outputs[0].num_datums == 1
+    response = message("SampleResponse", sample)
+    assert [len(sequence.tokens) // 4 for sequence in response.sequences] == [4, 4]  # no token ends them but 300
+    scores = np.frombuffer(response.prompt_logprobs, np.float32)
+    assert math.isnan(scores[0])
+    assert scores[1:] == pytest.approx(logprobs(loaded)[0][:2], abs=1e-4)  # sampler and trainer have the same weights
+
+
+def test_requests_run_in_the_order_of_their_numbers_and_once(client):
+    model = client.created()
+    late = client.post("optim_step", step(model, 2))  # before the batch that it applies
+    again = client.post("optim_step", step(model, 2))
+    first = client.post("forward_backward", supervised(model, 1))
+    assert late.json() == again.json()
+    assert client.result(first) == client.result(first)
+    assert client.result(late)["metrics"]["grad_norm"] > 0
+    assert client.service.models[model].steps == 1
+
+
+def test_models_of_several_clients_do_not_affect_each_other(client):
+    def trained(models: list[str]) -> list[Any]:
+        outputs = []
+        for number in (1, 3):
+            outputs += [client.post("forward_backward", supervised(model, number)) for model in models]
+            for model in models:
+                client.post("optim_step", step(model, number + 1))
+        return [client.result(output) for output in outputs]
+
+    alone = trained([client.created()])
+    small, large = client.created(), client.created(rank=8, train_mlp=False)
+    both = trained([small, large])
+    assert both[::2] == alone
+    assert both[1] == alone[0]  # both adapters begin as the base
+    assert both[3] != alone[1]
+
+
+def test_a_new_process_continues_as_if_the_first_one_had_not_ended(base_dir, tmp_path):
+    def play(client: Client, model: str, first: int, last: int) -> list[Any]:
+        calls = [("forward_backward", supervised(model, 1)), ("forward_backward", supervised(model, 2, 0.3)),
+                 ("optim_step", step(model, 3)), ("forward_backward", supervised(model, 4)),
+                 ("optim_step", step(model, 5)), ("forward_backward", supervised(model, 6, only=True))]  # fmt: skip
+        return [client.result(client.post(*call)) for call in calls[first:last]]
+
+    with opened(base_dir, tmp_path / "whole") as client:
+        whole = play(client, client.created(), 0, 6)
+    for ended in range(1, 6):
+        root = tmp_path / str(ended)
+        with opened(base_dir, root) as client:
+            model = client.created()
+            early = play(client, model, 0, ended)
+        with opened(base_dir, root) as client:
+            assert play(client, model, 0, ended) == early  # the same requests again
+            assert early + play(client, model, ended, 6) == whole, ended
+
+
+def test_a_request_that_was_accepted_is_computed_by_the_next_process(base_dir, tmp_path):
+    with opened(base_dir, tmp_path) as client:
+        model = client.created()
+        client.result(client.post("forward_backward", supervised(model, 1)))
+        body = json.dumps(step(model, 2)).encode()
+        client.service._journal.add(model, 2, "optim_step", body)  # accepted, and then the process ends
+    with opened(base_dir, tmp_path) as client:
+        fetched = client.post("retrieve_future", {"request_id": f"{model}:2"})
+        assert fetched.json()["metrics"]["grad_norm"] > 0
+
+
+# Bad requests
+
+
+def wrong(data: dict[str, Any] | None = None, loss: str = "cross_entropy", tokens: list[int] | None = None, **options):
+    inputs = {"target_tokens": A[1:], "weights": [1.0] * 5} | (data or {})
+    sent = {name: values for name, values in inputs.items() if values is not None}
+    return batch([(tokens or A[:-1], sent)], loss, model="MODEL", options=options)
+
+
+BAD_BATCHES = {
+    "weights of another length": (wrong({"weights": [1.0] * 4}), r"data\[0\].loss_fn_inputs.weights: shape \(4,\)"),
+    "targets of another length": (wrong({"target_tokens": A}), r"target_tokens: shape \(6,\); expected \(5,\)"),
+    "NaN": (wrong({"weights": [float("nan")] * 5}), "not finite"),
+    "token outside": (wrong({"target_tokens": [1, 2, 3, 4, 10**6]}), "token 1000000; the model has the tokens 0 to"),
+    "negative token": (wrong(tokens=[1, 2, 3, 4, -1]), "token -1"),
+    "too long": (wrong(tokens=[1] * 65), "65 tokens; expected at most model.max_length = 64"),
+    "missing input": (wrong({"weights": None}), "weights is missing; expected target_tokens, weights"),
+    "unknown input": (wrong({"mask": [1.0] * 5}), "loss_fn_inputs.mask: unknown"),
+    "unknown loss": (wrong(loss="gspo"), "'gspo' is not computed here; expected cross_entropy"),
+    "unknown option": (wrong(beta=1.0), "loss_fn_config.beta: no option of cross_entropy"),
+    "float targets": (wrong({"target_tokens": [1.0] * 5}), "type float32; expected int64"),
+    "no data": (batch([], "cross_entropy", model="MODEL"), "data: empty"),
+    "no message": (b"\xff\xff\xff", "the body is no ForwardBackwardRequest"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BATCHES)
+def test_bad_batch_is_refused_by_place_and_value(client, case):
+    body, text = BAD_BATCHES[case]
+    answer = client.post("forward_backward", body)
+    assert answer.status_code == 400
+    assert re.search(text, answer.json()["error"]["message"]), answer.text
+
+
+def test_bad_requests_are_refused_and_change_nothing(client):
+    model = client.created()
+    session = model.partition(":")[0]
+    cases: list[tuple[str, Any, int, str]] = [
+        ("forward_backward", supervised("0:train:0", 1), 404, "no model '0:train:0' here"),
+        ("optim_step", step(model, 0), 400, "seq_id"),
+        ("optim_step", step(model, 1, learning_rate=-1.0), 400, "learning_rate"),
+        ("optim_step", {**step(model, 1), "optimizer_params": {"type": "dimuon"}}, 400, "optimizer_params"),
+        ("load_weights", {"model_id": model, "seq_id": 1, "path": f"tinker://{model}/weights/x", "optimizer": True},
+         404, "it was never saved"),
+        ("load_weights", {"session_id": session, "model_seq_id": 1, "path": "tinker://../../x/weights/y",
+                          "optimizer": True}, 404, "no checkpoint"),
+        ("save_weights", {"model_id": model, "seq_id": 1, "path": "../up"}, 400, "path"),
+        ("create_sampling_session", {"session_id": session, "sampling_session_seq_id": 0, "base_model": "gpt"}, 400,
+         "'gpt' is not served here; expected 'tiny'"),
+        ("retrieve_future", {"request_id": "../../x:1"}, 404, "no request"),
+        ("session_heartbeat", {"session_id": "0" * 32}, 404, "no session"),
+        ("create_custom_loss", {}, 404, "no such route"),
+    ]  # fmt: skip
+    for path, body, status, text in cases:
+        answer = client.post(path, body)
+        assert (answer.status_code, text in answer.text) == (status, True), (path, answer.text)
+    entry = client.service.models[model]
+    before = entry.state
+    failed = client.result(client.post("optim_step", step(model, 1)))
+    assert failed["category"] == "user"
+    assert "no gradients since the last step" in failed["error"]
+    huge = client.result(client.post("forward_backward", supervised(model, 2, 3e38)))
+    assert "not finite" in huge["error"]
+    assert entry.state == before
+    client.result(client.post("forward_backward", supervised(model, 3)))  # the model goes on
+    assert client.result(client.post("optim_step", step(model, 4)))["metrics"]["grad_norm"] < 1e6
+    again = client.post("optim_step", step(model, 4, weight_decay=0.5))
+    assert "is that of another request" in again.json()["error"]["message"]
+
+
+def test_a_deleted_checkpoint_is_neither_loaded_nor_sampled(client):
+    model = client.created()
+    session = model.partition(":")[0]
+    path = client.result(client.post("save_weights_for_sampler", {"model_id": model, "seq_id": 1, "path": "w"}))["path"]
+    asked = {"session_id": session, "sampling_session_seq_id": 0, "model_path": path}
+    sampler = client.post("create_sampling_session", asked).json()["sampling_session_id"]
+    deleted = client.http.delete(f"/api/v1/training_runs/{model}/checkpoints/sampler_weights/w")
+    assert deleted.status_code == 204
+    prompt = {"prompt": {"chunks": [{"tokens": A}]}, "sampling_params": {"max_tokens": 1}}
+    failed = client.result(client.post("asample", {**prompt, "sampling_session_id": sampler, "seq_id": 0}))
+    assert "was deleted" in failed["error"]
+    assert client.post("create_sampling_session", asked).status_code == 404
