@@ -23,7 +23,7 @@ import torch
 
 from components.algorithms.client_losses import LOSSES
 from components.algorithms.loop.adamw import AdamW
-from components.algorithms.loop.checkpoint import load_state, moments, save_state
+from components.algorithms.loop.checkpoint import load_state, save_state
 from components.algorithms.policy.adapter import Adapter
 from components.algorithms.policy.packing import pack
 from components.algorithms.policy.policy import Policy
@@ -231,8 +231,8 @@ class AdapterTrainer:
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".draft-") as temporary:
             draft = Path(temporary) / "state"
             model.adapter.save(draft / "adapter", model.name)
-            steps = moments(model.optimizer, self._names(model))
-            save_state(draft, algorithm=ALGORITHM, step=0, moments=steps, loss_scale={})
+            names = self._names(model)
+            save_state(draft, algorithm=ALGORITHM, step=0, optimizer=model.optimizer, names=names, loss_scale={})
             write_json(draft / "state.json", {"metrics": metrics, "config": model.config.model_dump()})
             if target.is_dir():
                 shutil.rmtree(target)
