@@ -41,7 +41,7 @@ GROUPS = {
     "agent": 3,
     "algorithm": len(ALGORITHMS),
     "collect": 3,
-    "compute": len(PLACES) + 2,  # `fsdp` and `zero2` of torchrun
+    "compute": len(PLACES) + 3,  # `fsdp`, `fsdp_offload` and `zero2` of torchrun
     "deploy": 6,
     "environment": 32,
     "evaluate": 1,

@@ -15,7 +15,7 @@ from pydantic import AfterValidator
 from components.errors import Problem
 from components.models.spec import ModelSpec
 
-Strategy = Literal["ddp", "zero2", "fsdp"]
+Strategy = Literal["ddp", "zero2", "fsdp", "fsdp_offload"]
 
 
 def _at_least_one(value: int | str) -> int | str:
@@ -55,8 +55,6 @@ class TrainingGroup:
 
         key: key path of the place. scenarios: `collect.scenarios`. unsharded: feature in use that does not support
         sharded training of all weights; None without one."""
-        if self.size == 1:
-            return
         if self.size > scenarios:
             nodes = f" on each of {self.nodes} nodes" if self.nodes > 1 else ""
             yield Problem(

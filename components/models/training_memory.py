@@ -8,6 +8,9 @@ State follows from the numbers of parameters: P weights, of which T are trained,
     optimizer    8 T, + 4 T for master weights   8 T / n if all weights are trained
     gathered     0                               fsdp: two layers and the weights outside of layers; zero2: all
 
+fsdp_offload has these shards on the host (with LoRA that of the base), and on the device what fsdp gathers and the
+float32 gradients of one layer and of the weights outside of layers.
+
 Activations are those of one pack: a layer keeps its outputs and those of its linear modules until the backward pass;
 with gradient checkpointing, one layer does, and the others keep their input. Adapters in half precision keep their
 inputs in float32 as well. Attention is counted without its mask. A replicated model is loaded as a whole, a sharded one
@@ -35,6 +38,7 @@ LOGIT_ROWS = 512
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 Shape = tuple[int, ...]
+Sharding = Literal["ddp", "zero2", "fsdp", "fsdp_offload"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class TrainingMemory:
     activations: float
     host: float
     """Memory of the host, beside the device: weights while they are read, or the copy of trained weights and optimizer
-    state that is written while the training goes on."""
+    state that is written while the training goes on; with `fsdp_offload` also the shards."""
 
     @property
     def total(self) -> float:
@@ -115,24 +119,25 @@ def training_memory(
     model: ModelSpec,
     *,
     processes: int,
-    strategy: Literal["ddp", "zero2", "fsdp"],
+    strategy: Sharding,
     pack_tokens: int,
     checkpointing: bool,
     reference: bool,
 ) -> TrainingMemory:
     """Return the estimate of a training with AdamW. reference: the algorithm reads a reference policy."""
-    bytes_, sharded = _BYTES[model.dtype], strategy != "ddp" and processes > 1
+    offloaded = strategy == "fsdp_offload"
+    bytes_, sharded = _BYTES[model.dtype], offloaded or (strategy != "ddp" and processes > 1)
     stored = 0.5 if model.quantization != "none" else bytes_
     n = processes if sharded else 1
     outside = size.parameters - size.layers * size.layer
-    gathered = {"ddp": 0, "zero2": size.parameters, "fsdp": outside + 2 * size.layer}[strategy] if sharded else 0
-    layer = bytes_ * size.layer_values
+    gathered = (size.parameters if strategy == "zero2" else outside + 2 * size.layer) if sharded else 0
+    base, layer = stored * size.parameters / n, bytes_ * size.layer_values
     if model.lora is None:
         trained, trained_shards = size.parameters, n
         weights, masters = (4 if sharded else bytes_) * trained / n, 0 if sharded or bytes_ == 4 else 4 * trained
     else:
         trained, trained_shards = model.lora.rank * size.adapter_inputs, 1
-        weights, masters = stored * size.parameters / n + 4 * trained, 0
+        weights, masters = base + 4 * trained, 0
         layer += 4 * size.layer_inputs if bytes_ < 4 else 0
     stored_values = layer + bytes_ * size.layers * size.hidden if checkpointing else size.layers * layer
     logits = 4 * 4 * min(LOGIT_ROWS, pack_tokens) * size.vocabulary
@@ -142,21 +147,36 @@ def training_memory(
     if sharded:
         loading = max(probe, weights + (4 if model.lora is None else bytes_) * outside)
         read = 2 * bytes_ * max(outside, size.layer)
-    saved = (14 if masters else 12) * trained / trained_shards
+    host = max(read, (14 if masters else 12) * trained / trained_shards)
+    gradients, optimizer = 4 * trained / trained_shards, 8 * trained / trained_shards + masters
+    second = weights if reference and model.lora is None else 0
+    if offloaded:
+        loading = max(probe, (4 if model.lora is None else bytes_) * outside)
+        if model.lora is None:
+            host += weights + gradients + optimizer + second
+            weights, gradients, optimizer, second = 0, 4 * (outside + size.layer), 0, 0
+        else:
+            host, weights = host + base, weights - base
     return TrainingMemory(
         loading=loading,
         weights=weights,
-        gradients=4 * trained / trained_shards,
-        optimizer=8 * trained / trained_shards + masters,
-        reference=weights if reference and model.lora is None else 0,
+        gradients=gradients,
+        optimizer=optimizer,
+        reference=second,
         gathered=bytes_ * gathered,
         activations=pack_tokens * stored_values + logits,
-        host=max(read, saved),
+        host=host,
     )
 
 
 def smallest(
-    size: ModelSize, model: ModelSpec, device: float, *, pack_tokens: int, reference: bool
+    size: ModelSize,
+    model: ModelSpec,
+    device: float,
+    *,
+    pack_tokens: int,
+    reference: bool,
+    strategy: Sharding = "fsdp",
 ) -> tuple[int, bool, TrainingMemory] | None:
     """Return the smallest number of sharded processes that a training fits on, whether it needs gradient checkpointing
     there, and its estimate; None if 64 devices of this many bytes cannot hold it."""
@@ -165,7 +185,7 @@ def smallest(
             memory = training_memory(
                 *(size, model),
                 processes=processes,
-                strategy="fsdp",
+                strategy=strategy,
                 pack_tokens=pack_tokens,
                 checkpointing=checkpointing,
                 reference=reference,

@@ -45,6 +45,9 @@ def memory_notes(spec: ExperimentSpec, cache: Path) -> Iterator[str]:
     if not memory.fits(DEVICE):
         text += f"; more than a device of {DEVICE / 1e9:.0f} GB holds"
         fitting = smallest(size, model, DEVICE, pack_tokens=algorithm.pack_size, reference=reference)
+        offloaded = smallest(
+            *(size, model, DEVICE), pack_tokens=algorithm.pack_size, reference=reference, strategy="fsdp_offload"
+        )
         if fitting is None:
             text += ". Lower algorithm.pack_tokens, or set model.lora with a rank"
         else:
@@ -52,4 +55,9 @@ def memory_notes(spec: ExperimentSpec, cache: Path) -> Iterator[str]:
             placed = f"compute=fsdp with processes={count}" if count > 1 else "a single process"
             option = " and algorithm.gradient_checkpointing=true" if checkpointing else ""
             text += f". Expected at least {placed}{option}, which takes {needed.total / 1e9:.0f} GB on each"
+            if offloaded is not None and offloaded[0] < count:
+                text += (
+                    f", or compute=fsdp_offload with processes={offloaded[0]}, which takes "
+                    f"{offloaded[2].total / 1e9:.0f} GB and {offloaded[2].host / 1e9:.0f} GB on the host"
+                )
     yield f"{text}. On the host, {memory.host / 1e9:.0f} GB in the process that takes most"

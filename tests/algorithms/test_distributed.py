@@ -240,10 +240,11 @@ def assert_same_step(together: list[dict[str, Any]], alone: dict[str, Any], kind
 # --- all weights in half precision ----------------------------------------------------------------------------------
 
 HALF = MODEL.model_copy(update={"lora": None, "dtype": "bfloat16"})
+SHARDED = ("fsdp", "zero2", "fsdp_offload")
 HALF_SPEC = SFTSpec(batch_size=8, learning_rate=1e-4, pack_tokens=64, epochs=2)
 
 
-def half_precision(base_dir: Path, folder: Path, strategies: tuple[str, ...] = ("fsdp", "zero2")) -> dict[str, Any]:
+def half_precision(base_dir: Path, folder: Path, strategies: tuple[str, ...] = SHARDED) -> dict[str, Any]:
     """Train all weights in bfloat16 twice, the second time from the checkpoint of the first. Return the logs."""
     logs = {}
     for strategy in strategies:
@@ -261,7 +262,7 @@ def test_sharded_weights_in_half_precision_have_float32_masters(base_dir, tmp_pa
     first, second = together["half_precision"]
     assert first == second
     alone = half_precision(base_dir, tmp_path, ("ddp",))
-    for strategy in ("fsdp", "zero2"):
+    for strategy in SHARDED:
         for part in ("first", "second"):
             expected = alone[f"ddp {part}"]
             assert [log["loss"] for log in first[f"{strategy} {part}"]] == pytest.approx(
@@ -281,6 +282,9 @@ def test_sharded_weights_in_half_precision_have_float32_masters(base_dir, tmp_pa
                 if name.endswith("/master"):
                     assert (ours[name] - theirs[name]).abs().mean() < 0.1 * HALF_SPEC.learning_rate
                     assert torch.equal(ours[name].bfloat16(), ours[name.removesuffix("/master")])
+    for part in ("first", "second"):  # the place of the state changes nothing
+        fsdp, offloaded = (together["folder"] / "half_precision" / name / part / "out" for name in SHARDED[::2])
+        assert differing(fsdp, offloaded) == []
     further = train_in(
         tmp_path / "further",
         HALF_SPEC,
@@ -375,7 +379,7 @@ def state_bytes(base_dir: Path, folder: Path) -> dict[str, list[int]]:
     from components.algorithms.loop.adamw import adamw
 
     measured = {}
-    for dtype, strategy in product(("float32", "bfloat16"), ("ddp", "fsdp")):
+    for dtype, strategy in product(("float32", "bfloat16"), ("ddp", "fsdp", "fsdp_offload")):
         policy = make_policy(base_dir, model=HALF.model_copy(update={"dtype": dtype}), strategy=strategy)
         optimizer = adamw(HALF_SPEC, [list(policy.parameters.values())])
         sizes: list[int] = []
@@ -403,7 +407,12 @@ def test_the_estimate_of_the_state_is_what_two_processes_hold(base_dir, together
     settings: dict[str, Any] = {"processes": 2, "pack_tokens": 64, "checkpointing": False, "reference": False}
     for name, measured in together["state_bytes"][0].items():
         dtype, strategy = name.split()
-        expected = training_memory(size, HALF.model_copy(update={"dtype": dtype}), strategy=strategy, **settings)
+        model = HALF.model_copy(update={"dtype": dtype})
+        expected = training_memory(size, model, strategy=strategy, **settings)
+        if strategy == "fsdp_offload":
+            shards = expected.host - training_memory(size, model, strategy="fsdp", **settings).host
+            assert sum(measured) == pytest.approx(shards, rel=0.01), name
+            continue
         assert measured == pytest.approx([expected.weights, expected.gradients, expected.optimizer], rel=0.01), name
 
 

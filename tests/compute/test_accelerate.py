@@ -163,7 +163,11 @@ DEEPSPEED_REFUSED = [
 FSDP_REFUSED = [
     ({"fsdp_version": 1}, "fsdp_version = 1: expected 2 (convert the file: accelerate to-fsdp2"),
     ({"fsdp_version": None}, "fsdp_version = null: expected 2"),
-    ({"fsdp_offload_params": True}, "fsdp_offload_params = true: expected false"),
+    ({"fsdp_offload_params": "yes"}, "fsdp_offload_params = 'yes': expected true or false"),
+    (
+        {"fsdp_offload_params": True, "fsdp_reshard_after_forward": False},
+        "fsdp_offload_params = true: but fsdp_reshard_after_forward: false; expected false",
+    ),
     ({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, "fsdp_state_dict_type = SHARDED_STATE_DICT: expected FULL"),
     ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}, "fsdp_auto_wrap_policy = SIZE_BASED_WRAP: expected TRANSFORMER"),
     ({"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}, "fsdp_transformer_layer_cls_to_wrap = Llama"),

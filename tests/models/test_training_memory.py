@@ -94,6 +94,11 @@ def table() -> list[str]:
             processes, checkpointing, memory = found
             mark = " with checkpointing" if checkpointing else ""
             cells.append(f"{processes} × {memory.total / GB:.0f} GB{mark}")
+        offloaded = smallest(size, model(None), 80 * GB, pack_tokens=4096, reference=False, strategy="fsdp_offload")
+        assert offloaded is not None, name
+        processes, checkpointing, memory = offloaded
+        mark = " with checkpointing" if checkpointing else ""
+        cells.append(f"{processes} × {memory.total / GB:.0f} GB{mark}, host {processes * memory.host / GB:.0f} GB")
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return rows
 

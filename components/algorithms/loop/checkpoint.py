@@ -73,16 +73,13 @@ def load_state(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         if name in trainer["optimizer_steps"]:
-            optimizer.state[parameter] = {
-                "step": torch.tensor(trainer["optimizer_steps"][name]),
-                **{
-                    kind: sharded.shard_like(tensors[key], parameter)
-                    for kind in FLOAT32_STATE
-                    if (key := f"{name}/{kind}") in tensors
-                },
-            }
+            state = {kind: tensors[f"{name}/{kind}"] for kind in FLOAT32_STATE if f"{name}/{kind}" in tensors}
             if getattr(optimizer, "parameters_are_masters", False):
-                sharded.fill(parameter, optimizer.state[parameter].pop(MASTER))
+                sharded.fill(parameter, state.pop(MASTER))
+            optimizer.state[parameter] = {"step": torch.tensor(trainer["optimizer_steps"][name])}
+            for kind, tensor in state.items():
+                optimizer.state[parameter][kind] = torch.empty_like(parameter, dtype=torch.float32)
+                sharded.fill(optimizer.state[parameter][kind], tensor)
     loss_scale.load(trainer.get("loss_scale", {}))
     set_random_states(load_file(folder / "rng.safetensors"))
     return int(trainer["step"])

@@ -3,6 +3,7 @@
 
     fsdp     ZeRO stage 3: a layer is gathered in the forward pass, and again in the backward pass
     zero2    ZeRO stage 2: it stays gathered between the two; gradients and optimizer state are sharded
+    fsdp_offload    as fsdp, with all shards in the memory of the host, where AdamW takes its steps (`CPUOffloadPolicy`)
 
 Under LoRA the base is sharded, and the small adapter is replicated. In full fine-tuning, gradients and optimizer state
 are sharded like the weights. In half precision a sharded weight is its float32 master weight (`adamw`): layers are
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from components.compute.spec import Strategy
 from components.errors import ResourceError
@@ -44,10 +45,12 @@ def shard(
     trained and not sharded; None if all weights are trained. fill: function that reads the weights of a module before
     they are sharded (`StreamedModel.fill`). Trained weights in half precision become float32 master weights, which are
     rounded where a layer is gathered. Raises ResourceError for a model that `check` refuses."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     check(base, spec, strategy)
     options: dict[str, Any] = {"ignored_params": set(replicated or ())}
+    if strategy == "fsdp_offload":
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
     masters = replicated is None and spec.dtype != "float32"
     if masters:
         options["mp_policy"] = MixedPrecisionPolicy(
@@ -57,7 +60,7 @@ def shard(
     for layer in body.layers:
         fill(layer)
         _widen(layer, masters)
-        fully_shard(layer, **options, reshard_after_forward=strategy == "fsdp")
+        fully_shard(layer, **options, reshard_after_forward=strategy != "zero2")
     if replicated is None:
         # The head computes after the decoder and may be tied to the embedding, so it joins the decoder's group.
         body.add_module("head", base.get_output_embeddings())
@@ -136,7 +139,7 @@ def gather_to_first(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> t
     if not isinstance(tensor, DTensor):
         return tensor.detach().to("cpu", dtype).contiguous()
     rows, *shape = tensor.shape
-    shard = tensor.detach().to_local().to(dtype)
+    shard = tensor.detach().to_local().to(tensor.device_mesh.device_type, dtype)
     padded = shard.new_zeros(-(-rows // tensor.device_mesh.size()), *shape)
     padded[: len(shard)] = shard
     first = not distributed.get_rank()
@@ -145,18 +148,12 @@ def gather_to_first(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> t
     return torch.cat(shards)[:rows].cpu() if shards else torch.empty(rows, *shape, dtype=dtype, device="meta")
 
 
-def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a whole tensor, the same in all processes, sharded like `like`."""
-    tensor = tensor.to(like.device)
-    if not isinstance(like, DTensor):
-        return tensor
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
-
-
 @torch.no_grad()
 def fill(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """Copy this process's shard of a whole tensor into `tensor`."""
-    local_shard(tensor).copy_(local_shard(shard_like(source, tensor)))
+    shard = local_shard(tensor)
+    first = first_row(tensor)
+    shard.copy_(source[first : first + len(shard)] if isinstance(tensor, DTensor) else source)
 
 
 def norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
@@ -164,12 +161,20 @@ def norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not any(isinstance(gradient, DTensor) for gradient in gradients):
         return torch.nn.utils.get_total_norm(gradients)
-    square = torch.stack(
-        [local_shard(gradient).double().square().sum() for gradient in gradients if isinstance(gradient, DTensor)]
-    ).sum()
-    distributed.all_reduce(square)
+    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    own = torch.stack([local_shard(gradient).double().square().sum() for gradient in sharded]).sum()
+    square = _sum_over_processes(own, sharded[0])
     square += sum(gradient.double().square().sum() for gradient in gradients if not isinstance(gradient, DTensor))
     return square.sqrt()
+
+
+def _sum_over_processes(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the processes of a sharded tensor, on the device of `values`: offloaded shards are on another
+    one than that of the collectives."""
+    assert isinstance(like, DTensor)
+    total = values.to(like.device_mesh.device_type)
+    distributed.all_reduce(total)
+    return total.to(values.device)
 
 
 @torch.no_grad()
@@ -189,9 +194,7 @@ def non_finite_names(named: Mapping[str, torch.Tensor]) -> list[str]:
     """Return the names of tensors with a value that is not finite, in any shard."""
     broken = [int(not local_shard(tensor).isfinite().all()) for tensor in named.values()]
     if any(isinstance(tensor, DTensor) for tensor in named.values()):
-        counts = torch.tensor(broken, device=local_shard(next(iter(named.values()))).device)
-        distributed.all_reduce(counts)
-        broken = counts.tolist()
+        broken = _sum_over_processes(torch.tensor(broken), next(iter(named.values()))).tolist()
     return [name for name, count in zip(named, broken, strict=True) if count]
 
 

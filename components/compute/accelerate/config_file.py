@@ -9,7 +9,7 @@ because nothing has to be done for them.
 | NO | one process |
 | MULTI_GPU, MULTI_CPU | ddp |
 | DEEPSPEED | by zero_stage: 0 ddp, 2 zero2, 3 fsdp |
-| FSDP (fsdp_version 2) | by fsdp_reshard_after_forward: false zero2, true fsdp |
+| FSDP (fsdp_version 2) | by fsdp_reshard_after_forward: false zero2, true fsdp; fsdp_offload_params: fsdp_offload |
 
 DeepSpeed's engine does not run: its ZeRO stages are those of torch's `fully_shard` (`components.algorithms.policy`).
 `AcceleratePlace.deepspeed` decides whether a machine without DeepSpeed runs such a file.
@@ -63,7 +63,6 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     "fsdp_config.fsdp_activation_checkpointing": (False,),
     "fsdp_config.fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",),
     "fsdp_config.fsdp_cpu_ram_efficient_loading": (False,),
-    "fsdp_config.fsdp_offload_params": (False,),
     "fsdp_config.fsdp_state_dict_type": ("FULL_STATE_DICT",),
     "dynamo_config.dynamo_backend": ("NO", "no", False),
 }
@@ -93,6 +92,7 @@ READ = (
     "deepspeed_config.zero_stage",
     "deepspeed_config.gradient_clipping",
     "fsdp_config.fsdp_reshard_after_forward",
+    "fsdp_config.fsdp_offload_params",
 )
 """Keys that `LaunchConfig` is read from."""
 SECTIONS = ("deepspeed_config", "fsdp_config", "dynamo_config")
@@ -186,9 +186,15 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     if kind == "FSDP":
         if values.get("fsdp_config.fsdp_version") is None:
             yield _text("fsdp_config.fsdp_version", None, _expected("fsdp_config.fsdp_version", "2"))
-        if not isinstance(values.get("fsdp_config.fsdp_reshard_after_forward", True), bool):
-            reshard = values["fsdp_config.fsdp_reshard_after_forward"]
-            yield _text("fsdp_config.fsdp_reshard_after_forward", reshard, "expected true or false")
+        reshard = values.get("fsdp_config.fsdp_reshard_after_forward", True)
+        offload = values.get("fsdp_config.fsdp_offload_params", False)
+        for name, value in (("reshard_after_forward", reshard), ("offload_params", offload)):
+            if not isinstance(value, bool):
+                yield _text(f"fsdp_config.fsdp_{name}", value, "expected true or false")
+        if offload is True and reshard is False:
+            yield _text(
+                "fsdp_config.fsdp_offload_params", True, "but fsdp_reshard_after_forward: false; expected false"
+            )
 
 
 def _of_processes(values: Mapping[str, Any], kind: Any) -> Iterator[str]:
@@ -206,6 +212,8 @@ def _config(values: Mapping[str, Any]) -> LaunchConfig:
         strategy = ZERO_STAGES[values["deepspeed_config.zero_stage"]]
     elif kind == "FSDP":
         strategy = "fsdp" if values.get("fsdp_config.fsdp_reshard_after_forward", True) else "zero2"
+        if values.get("fsdp_config.fsdp_offload_params", False):
+            strategy = "fsdp_offload"
     precision = _precision(values.get("mixed_precision"))
     assert precision is not None
     clipping = values.get("deepspeed_config.gradient_clipping")

@@ -82,7 +82,7 @@ class SkyPlace(Place):
     processes: Processes = "auto"
     """Training processes per node. `auto`: one for each GPU of `accelerators`, one without."""
     strategy: Strategy = "ddp"
-    """Sharding across the training processes, as in `torchrun`: `ddp`, `zero2` or `fsdp`."""
+    """Sharding across the training processes, as in `torchrun`: `ddp`, `zero2`, `fsdp` or `fsdp_offload`."""
     group_timeout: float = Field(1800.0, gt=0)
     """Seconds that a training process waits for the others before all end."""
     cluster: str | None = Field(None, pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")

@@ -26,7 +26,8 @@ class TorchrunPlace(Place):
     this machine has GPUs, one without a GPU."""
     strategy: Strategy = "ddp"
     """Sharding across the processes. `ddp`: none, each holds everything; `zero2`: gradients and optimizer state, and
-    the weights between two steps; `fsdp`: weights too, except the layer being computed."""
+    the weights between two steps; `fsdp`: weights too, except the layer being computed;
+    `fsdp_offload`: as `fsdp`, with all of them in the memory of the host."""
     timeout: float = Field(1800.0, gt=0)
     """Seconds that a process waits for the others before all end."""
 
