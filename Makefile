@@ -24,7 +24,7 @@ ESPALIER_MODELS ?= $(CURDIR)/.models
 TOKENIZERS := qwen3 llama3_1 gemma3 deepseek_v3 gptoss
 TOKENIZERS_VERSION := 3.7.2
 
-.PHONY: help setup extras quickstart smoke test test-all test-extras test-models test-slow test-security test-harnesses conformance vllm test-vllm test-slurm check docs lock clean
+.PHONY: help setup extras quickstart smoke test test-all test-extras test-models test-slow test-security test-harnesses test-harbor conformance vllm test-vllm test-slurm check docs lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,10 @@ test-harnesses: setup  ## published coding agents with a scripted policy, and AR
 	[ -d .harnesses/art ] || $(RUN) -m pip install --quiet --no-deps --target .harnesses/art \
 		openpipe-art==0.5.18 "polars<2" "polars-runtime-32<2" tblib nest-asyncio
 	HARNESSES=.harnesses $(RUN) -m pytest -s tests/rollout/test_command_agent.py tests/flows/test_art.py
+
+test-harbor: setup  ## folders of tasks, read by Harbor's own package as well; pip installs it
+	[ -d .harbor/harbor ] || $(RUN) -m pip install --quiet --no-deps --ignore-requires-python --target .harbor harbor==0.26.0
+	HARBOR="$(CURDIR)/.harbor" $(RUN) -m pytest tests/environments/test_tasks.py
 
 conformance: setup  ## judge the project by programs of other people; TAU_BENCH=FOLDER and OPEN_RESPONSES=FOLDER name their data
 	TAU_BENCH="$(TAU_BENCH)" OPEN_RESPONSES="$(OPEN_RESPONSES)" RL_LIBRARIES="$(RL_LIBRARIES)" $(RUN) -m tests.conformance --install

@@ -123,6 +123,12 @@ NEEDED = {
         "warmup.demonstrations=5",
     ],
     "dataset": [f"environment.path={PROMPTS}", f"environment.cache={ALFWORLD.name}/cache", "warmup=none"],
+    "tasks": [
+        f"environment.path={TASKS.with_name('task_folders')}",
+        "collect.scenarios=2",
+        "evaluate.scenarios=1",
+        "warmup.demonstrations=2",
+    ],
     "tau_bench": [
         f"environment.data={TASKS.with_name('tau_bench')}",
         "collect.scenarios=3",

@@ -9,7 +9,7 @@ An action is the assistant message in OpenAI's format: `{"role": "assistant", "c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -93,12 +93,28 @@ class Restorable(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class WorkFolder:
+    """Folder in which a program acts."""
+
+    path: Path
+    """The folder on this machine."""
+    at: str = "/tmp/work"
+    """Its path for the program."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for the program, besides its own."""
+    seconds: float | None = None
+    """Time limit of the program, besides that of the episode; None for no other."""
+    hidden: Sequence[Path] = ()
+    """Folders of this machine that the program cannot read, such as those with solutions."""
+
+
 @runtime_checkable
 class Workspace(Protocol):
     """An environment whose tasks are files. `step` scores the folder, whatever the answer is."""
 
     @property
-    def workspace(self) -> Path:
+    def workspace(self) -> WorkFolder:
         """Return the folder of the current episode, in which a program acts (`agent.command`). Called after `reset`."""
         ...
 

@@ -6,9 +6,9 @@ with one step. An environment with a `workspace` (`components.environments.proto
 
 Bubblewrap gives it a process namespace of its own, so no process outlives it, and a read-only file system except for
 its working folder and `/tmp`, which is in memory. It has the network, which it needs for the endpoint, no variables of
-this process but PATH, and may read what this user may read, except for the usual places of credentials (SECRETS). Its
-memory and its number of processes are not limited. Its paths are the same in every episode, because prompts contain
-them.
+this process but PATH, and may read what this user may read, except for the usual places of credentials (SECRETS) and
+folders that the environment hides. Its memory and its number of processes are not limited. Its paths are the same in
+every episode, because prompts contain them.
 
 An episode fails if the program is not finished in time, ends with an error, writes more than OUTPUT_BYTES, or never
 calls the model; after a call that was refused at a limit it is truncated (`components.rollout.own_agent`).
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from components.aio import in_thread
-from components.environments.protocol import Environment, Workspace
+from components.environments.protocol import Environment, WorkFolder, Workspace
 from components.errors import AgentError, ResourceError
 from components.sandbox import bubblewrap
 from components.trajectories.schema import Scenario
@@ -36,7 +36,7 @@ OUTPUT_BYTES = 4 << 20
 INSTRUCTION, MODEL, URL = "{instruction}", "{model}", "{base_url}"
 """Texts of the command that each episode replaces."""
 FOLDER, USER = "/tmp/work", "/tmp/home"
-"""Working folder and home of the program."""
+"""Working folder, unless the environment has another path for it, and home of the program."""
 SECRETS = (
     *(".ssh", ".gnupg", ".netrc", ".git-credentials", ".pypirc", ".npmrc", ".yarnrc.yml", ".docker", ".kube"),
     *(".aws", ".azure", ".config/gcloud", ".sky", ".oci", ".config/gh", ".kaggle", ".local/share/keyrings"),
@@ -82,6 +82,8 @@ class CommandAgent:
             "ANTHROPIC_MODEL": model,
         }
         folder = environment.workspace if isinstance(environment, Workspace) else None
+        if folder is not None:
+            variables = {**folder.variables, **variables}
         answer = await _run([_filled(word, values) for word in self._command], folder, variables)
         step = await _result(lambda: environment.step({"role": "assistant", "content": answer}))
         return {"reward": step.reward, **step.info}
@@ -128,9 +130,9 @@ async def _result(method: Callable[[], Any]) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _run(command: list[str], folder: Path | None, variables: dict[str, str]) -> str:
+async def _run(command: list[str], folder: WorkFolder | None, variables: dict[str, str]) -> str:
     """Run the program in its sandbox; return its standard output. Raises CalledProcessError if it fails, AgentError if
-    it writes too much. `OwnAgent` kills it if this is cancelled."""
+    it writes too much or takes longer than its task allows. `OwnAgent` kills it if it has not ended."""
     process = await asyncio.create_subprocess_exec(
         *_sandbox(folder),
         *command,
@@ -154,20 +156,34 @@ async def _run(command: list[str], folder: Path | None, variables: dict[str, str
                 raise AgentError(f"the program of agent.command wrote more than {OUTPUT_BYTES} bytes of output")
         return b"".join(chunks)
 
-    out, errors = await asyncio.gather(read(process.stdout), read(process.stderr))
-    if await process.wait():
-        raise subprocess.CalledProcessError(process.returncode or 0, [os.path.basename(command[0])], out, errors)
+    limit = folder.seconds if folder is not None else None
+    try:
+        async with asyncio.timeout(limit):
+            out, errors = await asyncio.gather(read(process.stdout), read(process.stderr))
+            await process.wait()
+    except TimeoutError:
+        raise AgentError(f"the program of agent.command took longer than its task allows, {limit} s") from None
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, [os.path.basename(command[0])], out, errors)
     return out.decode(errors="replace").strip()
 
 
-def _sandbox(folder: Path | None) -> list[str]:
+def _sandbox(folder: WorkFolder | None) -> list[str]:
     """Return the start of the command line: bwrap with its options. folder: the working folder; None for an empty one
     that ends with the program."""
     options = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
-    options += ["--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    options += ["--new-session", "--cap-drop", "ALL"]
+    at = FOLDER if folder is None else folder.at
+    for path in Path("/").iterdir():  # not as a whole: the working folder may be a new one at the top
+        if path.is_symlink():
+            options += ["--symlink", os.readlink(path), str(path)]
+        elif path.name not in ("dev", "proc", "tmp", Path(at).parts[1]):
+            options += ["--ro-bind", str(path), str(path)]
+    options += ["--dev", "/dev", "--proc", "/proc"]
     for path in filter(Path.exists, ((Path.home() / name).resolve() for name in SECRETS)):
         options += ["--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]
+    for path in () if folder is None else folder.hidden:
+        options += ["--tmpfs", str(path)]
     options += ["--tmpfs", "/tmp", "--dir", USER]
-    options += ["--dir", FOLDER] if folder is None else ["--bind", str(folder), FOLDER]
-    options += ["--chdir", FOLDER]
-    return ["bwrap", *options, "--"]
+    options += ["--dir", at] if folder is None else ["--bind", str(folder.path), at]
+    return ["bwrap", *options, "--remount-ro", "/", "--chdir", at, "--"]

@@ -87,10 +87,14 @@ _processors = itertools.count()
 
 
 class Sandbox:
-    """Runner of sandboxed programs. Stateless: one instance serves many threads, and each run starts afresh."""
+    """Runner of sandboxed programs. Stateless: one instance serves many threads, and each run starts afresh.
 
-    def __init__(self, limits: Limits | None = None):
+    links: absolute paths that lead to paths below the home folder, for programs that expect their files elsewhere.
+    """
+
+    def __init__(self, limits: Limits | None = None, links: Mapping[str, str] | None = None):
         self.limits = limits or Limits()
+        self._links = links or {}
 
     def run(
         self,
@@ -108,7 +112,7 @@ class Sandbox:
         Raises ResourceError if the sandbox is not available, and OSError if this run did not start.
         """
         check()
-        return _run(self.limits, command, stdin, files or {}, stop, answer)
+        return _run(self.limits, command, stdin, files or {}, stop, answer, self._links)
 
     def python(
         self,
@@ -196,6 +200,7 @@ def _run(
     files: Mapping[str, str | bytes],
     stop: threading.Event | None,
     answer: Answer | None = None,
+    links: Mapping[str, str] | None = None,
 ) -> ProgramResult:
     began = time.monotonic()
     with ExitStack() as stack:
@@ -216,7 +221,7 @@ def _run(
             inherited_fds.append(sealed(data))
             return str(inherited_fds[-1])
 
-        options = _namespaces(limits)
+        options = _namespaces(limits, links or {})
         for name, content in files.items():
             options += ["--perms", "0644", "--file", inherited_fd(content), _below_home(name)]
         status_read, status_write = os.pipe()
@@ -288,7 +293,7 @@ def _launcher(group: cgroups.ControlGroup | None) -> list[str]:
     return [interpreter()[0], "-I", "-S", "-c", _WITHOUT_HUGE_PAGES, bwrap]
 
 
-def _namespaces(limits: Limits) -> list[str]:
+def _namespaces(limits: Limits, links: Mapping[str, str]) -> list[str]:
     """Return the options of bwrap for separate namespaces and a read-only file system, except the home folder."""
     options = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
     options += ["--new-session", "--die-with-parent", "--cap-drop", "ALL"]
@@ -303,6 +308,8 @@ def _namespaces(limits: Limits) -> list[str]:
     options += ["--size", str(limits.disk_mb * _MB), "--perms", "0755", "--tmpfs", HOME, "--dir", f"{HOME}/tmp"]
     for name in ("/tmp", "/dev/shm"):
         options += ["--symlink", f"{HOME}/tmp", name]
+    for name, target in links.items():
+        options += ["--symlink", _below_home(target), name]
     return [*options, "--remount-ro", "/", "--chdir", HOME]
 
 

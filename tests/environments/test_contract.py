@@ -66,7 +66,7 @@ BUILT_IN: dict[str, tuple[Callable[[], Environment], int, int]] = {
 }
 ELSEWHERE = {
     "agentgym", "alfworld", "babyai", "dataset", "gym", "mcp", "mixture", "none", "openenv", "python_tool", "reasoning",
-    "repair", "scienceworld", "tau_bench", "textarena", "textworld", "verifiers",
+    "repair", "scienceworld", "tasks", "tau_bench", "textarena", "textworld", "verifiers",
 }  # fmt: skip
 """Environments whose own files ask for the contract, where what they need is installed."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from components.environments.protocol import Step
+from components.environments.protocol import Step, WorkFolder
 from components.errors import ResourceError
 from components.inference.protocol import BASE_POLICY, ChatCompletion, Sampling
 from components.rollout import command_agent
@@ -43,12 +43,12 @@ class Folder:
         self._root = root
 
     def reset(self, scenario):
-        self.workspace = self._root / uuid.uuid4().hex
-        self.workspace.mkdir()
+        self.workspace = WorkFolder(self._root / uuid.uuid4().hex)
+        self.workspace.path.mkdir()
         return [{"role": "user", "content": "Write done into result.txt."}]
 
     def step(self, action):
-        file = self.workspace / "result.txt"
+        file = self.workspace.path / "result.txt"
         done = file.is_file() and file.read_text().strip() == "done"
         return Step([], float(done), True, {"success": done, "answer": action["content"][-200:]})
 

@@ -1,0 +1,1 @@
+"""Tasks in folders, in Harbor's format."""
