@@ -16,11 +16,14 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.errors import Problem, SpecError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import with_exit_codes
+
+if TYPE_CHECKING:
+    from flows.agent_tools.course_tool import Mode
 
 INSTRUCTIONS = (
     "Espalier trains language models that act as agents. list_experiments shows what can be trained and which settings "
@@ -41,20 +44,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=int, default=1, help="maximum number of runs and evaluations at once (default: 1)"
     )
+    parser.add_argument(
+        "--course",
+        choices=["show", "run"],
+        help="offer the tool of HelloAgents' course: show the commands of its trainings, or run them",
+    )
     refuse_root_option(parser, argv)
     options = parser.parse_intermixed_args(argv)
-    serve(options.overrides, options.config_dir, options.limit)
+    serve(options.overrides, options.config_dir, options.limit, options.course)
     return 0
 
 
-def serve(overrides: Sequence[str], config_dir: str | None, limit: int) -> None:
-    """Serve the experiments of a command line until standard input ends. Raises SpecError and ResourceError."""
-    with offered(overrides, config_dir, limit) as server:
+def serve(overrides: Sequence[str], config_dir: str | None, limit: int, course: Mode | None = None) -> None:
+    """Serve the experiments of a command line until standard input ends. course: what the tool of the course may do;
+    None: it is not offered. Raises SpecError and ResourceError."""
+    with offered(overrides, config_dir, limit, course) as server:
         server.run("stdio")
 
 
 @contextlib.contextmanager
-def offered(overrides: Sequence[str], config_dir: str | None, limit: int) -> Iterator[Any]:
+def offered(overrides: Sequence[str], config_dir: str | None, limit: int, course: Mode | None = None) -> Iterator[Any]:
     """Yield the MCP server of a command line; its runs end with the context. Raises SpecError and ResourceError."""
     from components.environments.optional_packages import import_optional
     from flows.agent_tools.jobs import Jobs
@@ -72,7 +81,12 @@ def offered(overrides: Sequence[str], config_dir: str | None, limit: int) -> Ite
     permitted = Permissions(parameters.requested_experiments(overrides, config_dir))
     jobs = Jobs(limit)
     server = module.MCPServer("espalier", instructions=INSTRUCTIONS, log_level="ERROR")
-    for tool in Tools(permitted, jobs).all():
+    tools = Tools(permitted, jobs).all()
+    if course is not None:
+        from flows.agent_tools.course_tool import CourseTool
+
+        tools.append(CourseTool(permitted, jobs, course, list(overrides)).rl_training)
+    for tool in tools:
         server.tool(description=inspect.getdoc(tool))(reporting_errors(tool, tool_error))
     print(f"offers {', '.join(permitted.specs)} on standard input and output", file=sys.stderr, flush=True)
     try:

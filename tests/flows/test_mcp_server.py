@@ -114,6 +114,37 @@ def test_experiments_are_listed_with_what_may_be_set(call):
     assert experiment["settings"]["rounds"] == 1
 
 
+def test_the_tool_of_the_course_shows_or_runs_what_it_may(root):
+    training = {"action": "train", "algorithm": "sft", "model_name": "tiny", "output_dir": "sft"}
+    with client(root, "--course", "show") as call:
+        schema = json.dumps(next(tool for tool in call.tools() if tool.name == "rl_training").input_schema)
+        assert all(name in schema for name in ("load_dataset", "create_reward", "num_generations"))
+        reward = call("rl_training", parameters={"action": "create_reward", "reward_type": "step"}).data
+        assert reward["experiment"].startswith("python -m flows.run reward=steps")
+        shown = call("rl_training", parameters=training).data
+        assert "id" not in shown
+        assert "warmup=sft" in shown["experiment"]
+        for key, value, text in (
+            ("output_dir", "../sft", "expected a name without a path"),
+            ("model_name", "/etc", "ORG/NAME of the hub"),
+            ("dataset", "pyproject.toml", "expected ORG/NAME of the hub"),
+            ("dataset", "https://evil.test/x", "expected ORG/NAME of the hub"),
+        ):
+            refused = call("rl_training", parameters={**training, key: value})
+            assert refused.failed
+            assert text in refused.text
+        assert "has this output_dir" in call("rl_training", parameters={"action": "evaluate", "model_path": "x"}).text
+    (root / "course").mkdir(exist_ok=True)
+    rows = [{"question": f"What is {n} plus 1?", "answer": str(n + 1)} for n in range(12)]
+    (root / "course" / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with client(root, "--course", "run") as call:
+        started = call("rl_training", parameters={**training, "dataset": "questions.jsonl", "max_samples": 4}).data
+        ended = call("status", id=started["id"], wait_seconds=300).data
+        assert ended["state"] == "finished", ended
+        assert ended["result"]["output_dir"] == str(root / "course" / "sft")
+    assert (root / "course" / "sft" / "adapter_config.json").is_file()
+
+
 def test_a_plan_lists_the_stages(call):
     answer = call("plan", experiment="smoke", overrides=["rounds=2"])
     stages = {stage["label"]: stage["status"] for stage in answer.data["stages"]}
