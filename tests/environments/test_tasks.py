@@ -18,6 +18,7 @@ import pytest
 from components.environments.tasks.config import KEYS
 from components.environments.tasks.environment import Tasks
 from components.environments.tasks.folder import read_tasks
+from components.environments.tasks.host_folder import HostFolder
 from components.environments.tools import call
 from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.rollout.command_agent import CommandAgent
@@ -259,6 +260,27 @@ def test_a_program_works_in_the_folder_of_the_task(tmp_path, name):
     else:
         assert reason in (trajectory.failure.message if trajectory.failure else trajectory.outcome["problem"])
     assert not list(Path(tempfile.gettempdir()).glob("espalier-task-*"))
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    [task] = read_tasks(str(FOLDERS / "greeting"))
+    code = f"""
+import os, signal, tempfile
+from components.environments.tasks.folder import read_tasks
+from components.environments.tasks.host_folder import HostFolder
+tempfile.tempdir = {str(tmp_path)!r}
+folder = HostFolder(read_tasks({str(FOLDERS / "greeting")!r})[0].work)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
+    [left] = tmp_path.iterdir()
+    first, second = HostFolder(task.work), HostFolder(task.work)
+    assert not left.exists()
+    assert len(list(tmp_path.iterdir())) == 2, "one in use stays"
+    first.close()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 @sandboxed

@@ -155,12 +155,12 @@ class Tasks(RestorableState):
         reward = self.rewards.get("reward", 0.0)
         return {
             "success": reward >= 1,
+            **({"problem": self.problem} if self.problem else {}),
             "reward": reward,
             "progress": min(max(reward, 0.0), 1.0),
             "commands": self.commands,
             "failed_commands": self.failed_commands,
             **({"rewards": self.rewards} if len(self.rewards) > 1 else {}),
-            **({"problem": self.problem} if self.problem else {}),
         }
 
     @property

@@ -1,24 +1,41 @@
-"""Working folder on this machine, for a program that works on files itself (`agent.command`)."""
+"""Working folder on this machine, for a program that works on files itself (`agent.command`).
+
+A folder is locked as long as its process lives. Each new one removes those that killed processes have left.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import shutil
 import tarfile
 import tempfile
 from pathlib import Path
 
 from components.environments.tasks.folder import WORK
 
+_PREFIX = "espalier-task-"
+
 
 class HostFolder:
     """Folder with the content of an archive of ours; `path` is the working folder in it."""
 
     def __init__(self, work: bytes):
-        self._top = tempfile.TemporaryDirectory(prefix="espalier-task-", ignore_cleanup_errors=True)
+        for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            _remove(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+        self._lock = os.open(unlocked, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._top = unlocked.rename(unlocked.with_name(unlocked.name[1:]))
         with tarfile.open(fileobj=io.BytesIO(work)) as tar:
-            tar.extractall(self._top.name, filter="data")
-        self.path = Path(self._top.name, WORK)
-        self.close = self._top.cleanup
+            tar.extractall(self._top, filter="data")
+        self.path = self._top / WORK
+
+    def close(self) -> None:
+        """Remove the folder."""
+        os.close(self._lock)
+        _remove(self._top, fcntl.LOCK_EX)
 
     def packed(self, limit_mb: int) -> tuple[bytes, str]:
         """Return an archive of the folder, and why there is none. Links are not followed; devices, pipes and sockets
@@ -33,6 +50,21 @@ class HostFolder:
         except OSError as error:
             return b"", f"the files that the program left cannot be read: {error.strerror}"
         return packed.getvalue(), ""
+
+
+def _remove(folder: Path, lock: int) -> None:
+    """Remove a folder unless its owner holds it locked, or is another user."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, lock)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
