@@ -99,6 +99,10 @@ class History:
                 mask[start:end] = [all(added) or not is_added for is_added in added]  # all: the sampler is unknown
         return mask
 
+    def targets(self) -> list[int]:
+        """Return the indices of the tokens to train on, those of `sampled_mask`."""
+        return [index for index, is_sampled in enumerate(self.sampled_mask()) if is_sampled]
+
 
 @dataclass(slots=True, frozen=True)
 class Failure:

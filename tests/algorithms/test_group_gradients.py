@@ -88,7 +88,8 @@ def test_the_gradient_of_a_group_predicts_the_change_of_its_loss(bench, directio
         group = [trajectory for trajectory in trajectories if trajectory.group == "s1"]
         learning = computed._learning
         total = 0.0
-        for cut, packed in learning.packs(group, trajectories):
+        for cut, planned in learning.packs(group, trajectories):
+            packed = planned.lay_out()
             with torch.no_grad():
                 logprob_S, _ = bench.policy.logprobs(packed, cut)
                 bench.set(bench.start)

@@ -127,7 +127,8 @@ def test_the_worst_are_measured_by_themselves(base_dir, tmp_path):
     from components.algorithms.policy_gradient.trainer import prepare
 
     _, learning = prepare(GRPO, make_context(policy, None, batch(), scratch=tmp_path))
-    [(cut, pack)] = learning.packs([worst])
+    [(cut, planned)] = learning.packs([worst])
+    pack = planned.lay_out()
     with torch.no_grad():
         new_S, _ = policy.logprobs(pack, cut)
     difference = new_S - pack.logprob_S

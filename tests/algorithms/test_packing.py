@@ -81,7 +81,7 @@ def test_every_target_is_predicted_at_the_end_of_its_own_prefix(generated, most)
                 assert packed.sequence_S[index_S] == index
                 index_S += 1
         assert index_S == len(packed.token_S)
-        assert packed.lengths == [len(sequence.token_ids) for sequence in members]
+        assert packed.tokens == sum(len(sequence.token_ids) for sequence in members)
 
 
 @settings(deadline=None)

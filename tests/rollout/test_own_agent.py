@@ -373,7 +373,7 @@ def test_several_agents_by_name_are_histories_of_their_own(tmp_path):
 
     learning = Learning(GRPOSpec(), ReferenceLogprobs(tmp_path))
     learning.advantages[trajectory.id] = [1.0] * int(trajectory.metrics["sampled_tokens"])
-    learned = Counter(token for _, pack in learning.packs([trajectory]) for token in pack.token_S.tolist())
+    learned = Counter(token for _, pack in learning.packs([trajectory]) for token in pack.lay_out().token_S.tolist())
     sampled = [
         history.token_ids[at]
         for history in trajectory.histories

@@ -35,5 +35,6 @@ def test_a_group_of_several_temperatures_is_exact(base_dir, tmp_path):
     }
     packs = learning.packs(trajectories)
     assert {cut.temperature for cut, _ in packs} == {0.5, 1.25, 2.0}
-    for cut, pack in packs:
+    for cut, planned in packs:
+        pack = planned.lay_out()
         assert policy.logprobs(pack, cut)[0].tolist() == pytest.approx(pack.logprob_S.tolist(), abs=1e-4)

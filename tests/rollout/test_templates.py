@@ -48,7 +48,7 @@ def assert_trained_once(engine: Scripted, scratch: Path) -> None:
     tokens = [token for _, answer, _ in engine.said for token in answer]
     logprobs = [logprob for _, _, given in engine.said for logprob in given]
     learning.advantages[trajectory.id] = [1.0] * len(tokens)
-    packs = [pack for _, pack in learning.packs([trajectory])]
+    packs = [planned.lay_out() for _, planned in learning.packs([trajectory])]
     trained = [pair for pack in packs for pair in zip(pack.token_S.tolist(), pack.logprob_S.tolist(), strict=True)]
     assert sorted(token for token, _ in trained) == sorted(tokens)
     assert sorted(logprob for _, logprob in trained) == pytest.approx(sorted(logprobs))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from components.algorithms.policy.packing import Pack
+from components.algorithms.policy.packing import Pack, PackPlan
 
 SUMMED_METRICS = {"skipped_steps", "overflowed_steps", "sampled_tokens", "tokens", "computed_tokens", "seconds"}
 """Metrics that are summed over the steps; all others are averaged."""
 
 
-def token_counts(packs: Sequence[Pack]) -> dict[str, float]:
+def token_counts(packs: Sequence[Pack] | Sequence[PackPlan]) -> dict[str, float]:
     """Return the number of tokens trained on, of tokens without prefix sharing, and of computed tokens."""
     return {
-        "sampled_tokens": float(sum(len(pack.token_S) for pack in packs)),
-        "tokens": float(sum(sum(pack.lengths) for pack in packs)),
+        "sampled_tokens": float(sum(pack.sampled for pack in packs)),
+        "tokens": float(sum(pack.tokens for pack in packs)),
         "computed_tokens": float(sum(pack.computed for pack in packs)),
     }
 

@@ -18,19 +18,21 @@ node and the token that follows it; B rows and T positions of padded rows.
 
 from __future__ import annotations
 
-from bisect import bisect, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from components.algorithms.policy.pack_bins import fill, fill_rows, subtrees
 from components.errors import ArtifactError
 from components.models import trie_attention
+
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,26 @@ class TokenSequence:
     labels: Sequence[int] = ()
     """Token whose log-probability is computed at each target; empty means the token of the sequence. With labels,
     targets may repeat, and the place after the last token is one."""
+
+
+class ReadSequences(Sequence[TokenSequence], Generic[Place]):
+    """Sequences that are read when they are asked for, each from its place."""
+
+    def __init__(self, places: Sequence[Place], read: Callable[[Place], TokenSequence]):
+        self._places = places
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenSequence: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenSequence]: ...
+    def __getitem__(self, index: int | slice) -> TokenSequence | list[TokenSequence]:
+        if isinstance(index, int):
+            return self._read(self._places[index])
+        return list(map(self._read, self._places[index]))
 
 
 @dataclass
@@ -92,8 +114,8 @@ class Pack:
     """Number of sampled tokens of the episode of each sampled token."""
     members: list[int]
     """Indices of the input sequences in the pack, in ascending order."""
-    lengths: list[int]
-    """Number of tokens of each sequence without prefix sharing."""
+    tokens: int
+    """Number of tokens without prefix sharing."""
     computed: int
     """Number of tokens that a model computes: the nodes, or all positions of padded rows."""
     pairs_before: list[int]
@@ -101,6 +123,11 @@ class Pack:
     the nodes need it without waiting for the device."""
     role: str = ""
     """Role of all sequences; empty if they have different ones."""
+
+    @property
+    def sampled(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.token_S)
 
     def to(self, device: torch.device | str) -> Pack:
         """Return the pack with its tensors on a device. Copies to a GPU start from pinned memory, so that the host does
@@ -113,46 +140,80 @@ class Pack:
         return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
 
 
+@dataclass(frozen=True)
+class PackPlan:
+    """Sequences of a pack that is not laid out yet, and its size. All processes plan all packs of a step, and lay out
+    only those that they compute."""
+
+    sequences: Sequence[TokenSequence]
+    """All sequences that were planned."""
+    ordered: list[int]
+    """Indices of the pack's own, sorted by their input tokens."""
+    sampled: int
+    """Number of sampled tokens."""
+    tokens: int
+    """Number of tokens without prefix sharing."""
+    computed: int
+    """Number of tokens that a model computes."""
+
+    def lay_out(self) -> Pack:
+        """Return the pack. Reads its sequences."""
+        members = {index: self.sequences[index] for index in self.ordered}
+        prefixes = {index: _prefix(sequence) for index, sequence in members.items()}
+        return _lay_out(members, prefixes, self.ordered, self.computed)
+
+
 def pack(
     sequences: Sequence[TokenSequence], most_tokens: int, *, padded: bool = False, by_role: bool = False
 ) -> list[Pack]:
+    """Return the packs that `plan` distributes sequences over."""
+    return [planned.lay_out() for planned in plan(sequences, most_tokens, padded=padded, by_role=by_role)]
+
+
+def plan(
+    sequences: Sequence[TokenSequence], most_tokens: int, *, padded: bool = False, by_role: bool = False
+) -> list[PackPlan]:
     """Distribute sequences over packs that compute at most `most_tokens` tokens each (a longer sequence gets its own
     pack). A pack combines the sequences that share the longest prefixes or, as padded rows, those of similar length;
     with `by_role`, only sequences of one role. Sequences without targets are dropped. Tokens after the last target are
-    cut off, because nothing depends on them."""
-    trained: dict[str, list[int]] = defaultdict(list)
+    cut off, because nothing depends on them. Each sequence is read once; 4 bytes per token are in memory meanwhile."""
+    roles: dict[str, list[int]] = defaultdict(list)
+    keys: dict[int, bytes] = {}  # input tokens, sorted like them
+    sizes: dict[int, tuple[int, int]] = {}  # sampled tokens, tokens
     for index, sequence in enumerate(sequences):
         if len(sequence.targets):
-            trained[sequence.role if by_role else ""].append(index)
-    packs = [packed for together in trained.values() for packed in _packs(sequences, together, most_tokens, padded)]
-    return sorted(packs, key=lambda packed: packed.members[0])
+            roles[sequence.role if by_role else ""].append(index)
+            keys[index] = _prefix(sequence).astype(_KEY).tobytes()
+            sizes[index] = len(sequence.targets), len(sequence.token_ids)
+    plans: list[PackPlan] = []
+    for together in roles.values():
+        order = sorted(together, key=lambda index: (keys[index], index))
+        prefixes = (np.frombuffer(keys[index], _KEY) for index in order)
+        shared = [0, *(shared_length(prefix, following) for prefix, following in pairwise(prefixes))]
+        lengths = [len(keys[index]) // _KEY.itemsize for index in order]
+        if padded:
+            bins = fill_rows(lengths, shared, most_tokens)
+        else:
+            bins = fill(subtrees(lengths, shared, most_tokens), shared, most_tokens)
+        for computed, ranges in bins:
+            members = [order[place] for first, last, _ in sorted(ranges) for place in range(first, last)]
+            sampled, tokens = (sum(column) for column in zip(*(sizes[index] for index in members), strict=True))
+            plans.append(PackPlan(sequences, members, sampled, tokens, computed))
+    return sorted(plans, key=lambda planned: min(planned.ordered))
 
 
-def _packs(
-    sequences: Sequence[TokenSequence], trained: Sequence[int], most_tokens: int, padded: bool
-) -> Iterator[Pack]:
-    """Yield the packs of the sequences with these indices."""
-    if any(min(sequences[index].targets) == 0 for index in trained):
+_KEY = np.dtype(">u4")
+"""Type of the tokens of a key: keys of bytes sort like their tokens."""
+
+
+def _prefix(sequence: TokenSequence) -> np.ndarray:
+    """Return the input tokens: those before the last target, which is predicted and is no input."""
+    if min(sequence.targets) == 0:
         raise ArtifactError(
             "an episode begins with a sampled token, which no prompt precedes, so it has no probability to train; "
             "expected token_ids that begin with the prompt"
         )
-    # The last target is predicted and is no input.
-    prefixes = {
-        index: np.asarray(sequences[index].token_ids[: max(sequences[index].targets)], dtype=np.int64)
-        for index in trained
-    }
-    keys = {index: prefix.astype(">u4").tobytes() for index, prefix in prefixes.items()}  # sorted like the tokens
-    order = sorted(trained, key=lambda index: (keys[index], index))
-    shared = [0, *(shared_length(prefixes[index], prefixes[following]) for index, following in pairwise(order))]
-    lengths = [len(prefixes[index]) for index in order]
-    if padded:
-        bins = _fill_rows(lengths, shared, most_tokens)
-    else:
-        bins = _fill(_subtrees(lengths, shared, most_tokens), shared, most_tokens)
-    for ranges in bins:
-        together = [order[place] for first, last, _ in sorted(ranges) for place in range(first, last)]
-        yield _lay_out(sequences, prefixes, together, padded)
+    return np.asarray(sequence.token_ids[: max(sequence.targets)], dtype=np.int64)
 
 
 def shared_length(first: Sequence[int] | np.ndarray, second: Sequence[int] | np.ndarray) -> int:
@@ -162,86 +223,8 @@ def shared_length(first: Sequence[int] | np.ndarray, second: Sequence[int] | np.
     return int(different_L.argmax()) if different_L.any() else length
 
 
-Range = tuple[int, int, int]
-"""Range of sorted sequences (first, end), and the number of nodes of their trie."""
-
-
-def _subtrees(lengths: Sequence[int], shared: Sequence[int], most_tokens: int) -> list[Range]:
-    """Return the largest subtrees that fit into a pack. shared: common prefix length of each sorted sequence with the
-    previous one."""
-    subtrees, pending = [], [(0, len(lengths))] if lengths else []
-    while pending:
-        first, last = pending.pop()
-        nodes = lengths[first] + sum(lengths[place] - shared[place] for place in range(first + 1, last))
-        if nodes <= most_tokens or last == first + 1:
-            subtrees.append((first, last, nodes))
-            continue
-        trunk = min(shared[first + 1 : last])
-        cuts = [first, *(place for place in range(first + 1, last) if shared[place] == trunk), last]
-        pending += pairwise(cuts)
-    return subtrees
-
-
-def _fill(parts: list[Range], shared: Sequence[int], most_tokens: int) -> list[list[Range]]:
-    """Assign subtrees to packs by best fit decreasing: the largest first, each to the pack where it adds the fewest
-    nodes."""
-    prefix_minimum = _RangeMinimum(shared)
-    bins: list[list[Range]] = []  # each sorted by sequence, because a part shares the longest prefix with a neighbour
-    sizes: list[int] = []
-    for part in sorted(parts, key=lambda range_: (-range_[2], range_[0])):
-        best: tuple[int, int, int] | None = None
-        for index, parts_in_bin in enumerate(bins):
-            position = bisect(parts_in_bin, part)
-            shares = [
-                prefix_minimum.between(*sorted((part, other)))
-                for other in parts_in_bin[max(position - 1, 0) : position + 1]
-            ]
-            added = part[2] - max(shares)
-            if sizes[index] + added <= most_tokens:
-                best = min(best or (added, most_tokens, index), (added, most_tokens - sizes[index], index))
-        if best is None:
-            bins.append([part])
-            sizes.append(part[2])
-        else:
-            insort(bins[best[2]], part)
-            sizes[best[2]] += best[0]
-    return bins
-
-
-def _fill_rows(lengths: Sequence[int], shared: Sequence[int], most_tokens: int) -> list[list[Range]]:
-    """Assign rows to packs, longest first; rows are padded to the longest of a pack. A row is a sequence and the
-    preceding sequences that are prefixes of it."""
-    ends = [
-        place for place in range(1, len(lengths) + 1) if place == len(lengths) or shared[place] < lengths[place - 1]
-    ]
-    rows = [(first, last, lengths[last - 1]) for first, last in pairwise([0, *ends])]
-    bins: list[list[Range]] = []
-    for row in sorted(rows, key=lambda range_: (-range_[2], range_[0])):
-        if bins and (len(bins[-1]) + 1) * bins[-1][0][2] <= most_tokens:
-            bins[-1].append(row)
-        else:
-            bins.append([row])
-    return bins
-
-
-class _RangeMinimum:
-    """Minimum over any range of numbers in constant time (sparse table)."""
-
-    def __init__(self, numbers: Sequence[int]):
-        self._minima = [np.asarray(numbers)]  # [k][i]: minimum of the 2^k numbers from i on
-        while len(self._minima[-1]) > (half := 2 ** (len(self._minima) - 1)):
-            self._minima.append(np.minimum(self._minima[-1][:-half], self._minima[-1][half:]))
-
-    def between(self, first: Range, second: Range) -> int:
-        """Return the number of nodes that a subtree shares with a later one: the minimum of the prefix lengths that
-        neighbours share, from the end of the first to the start of the second."""
-        start, stop = first[1], second[0] + 1
-        k = (stop - start).bit_length() - 1
-        return int(min(self._minima[k][start], self._minima[k][stop - 2**k]))
-
-
 def _lay_out(
-    sequences: Sequence[TokenSequence], read: dict[int, np.ndarray], ordered: Sequence[int], padded: bool
+    sequences: Mapping[int, TokenSequence], read: Mapping[int, np.ndarray], ordered: Sequence[int], computed: int
 ) -> Pack:
     """Return the pack of some sequences. read: their input tokens. ordered: their indices, sorted by these tokens."""
     tokens: list[np.ndarray] = []
@@ -260,15 +243,13 @@ def _lay_out(
         paths[index], previous = path, read[index]
     ends_N[path] = count
     ends_N = ends_N[:count]
-    leaves = int((ends_N == np.arange(1, count + 1)).sum())
-    longest = max(len(read[index]) for index in ordered)
     nodes_of = {index: paths[index][np.asarray(sequences[index].targets) - 1] for index in sorted(paths)}
     nodes = torch.from_numpy(np.concatenate(tokens)), torch.from_numpy(np.concatenate(depths)), torch.from_numpy(ends_N)
-    return _with_targets(sequences, nodes_of, nodes, leaves * longest if padded else count)
+    return _with_targets(sequences, nodes_of, nodes, computed)
 
 
 def _with_targets(
-    sequences: Sequence[TokenSequence],
+    sequences: Mapping[int, TokenSequence],
     nodes_of: dict[int, np.ndarray],
     nodes: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     computed: int,
@@ -321,7 +302,7 @@ def _with_targets(
         *nodes,
         **tensors,
         members=list(nodes_of),
-        lengths=[len(sequence.token_ids) for sequence in members],
+        tokens=sum(len(sequence.token_ids) for sequence in members),
         computed=computed,
         pairs_before=np.searchsorted(key_P >> 32, np.arange(len(predicting_U) + 1)).tolist(),
         role=roles.pop() if len(roles) == 1 else "",

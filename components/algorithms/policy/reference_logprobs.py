@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from components.algorithms.loop import distributed
-from components.algorithms.policy.packing import Pack, TokenSequence, pack
+from components.algorithms.policy.packing import Pack, ReadSequences, TokenSequence, plan
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient import losses
 from components.algorithms.ppo.critic import ValueCritic
@@ -38,7 +38,8 @@ class ReferenceLogprobs:
         self._file = scratch / FILE
         self._flat: dict[str, torch.Tensor] = {}
         """Columns of the file."""
-        self._columns: dict[str, dict[tuple[str, int], list[float]]] = {}
+        self._ranges: dict[tuple[str, int], tuple[int, int]] = {}
+        """Range of each history in the columns."""
 
     def old(self, trajectory: Trajectory, history: int) -> list[float]:
         """Return the (S,) log-probabilities of one history under the old policy; empty if not measured."""
@@ -94,9 +95,7 @@ class ReferenceLogprobs:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        sampled = sum(
-            sum(trajectory.histories[history].sampled_mask()) for trajectory, history in _places(trajectories)
-        )
+        sampled = sum(len(history.targets()) for trajectory in trajectories for history in trajectory.histories)
         try:
             flat = load_file(self._file)
             if "old" not in flat or any(tuple(column.shape) != (sampled,) for column in flat.values()):
@@ -132,18 +131,16 @@ class ReferenceLogprobs:
             temporary.replace(self._file)
 
     def _take(self, flat: dict[str, torch.Tensor], trajectories: Sequence[Trajectory]) -> None:
-        self._flat = flat
-        for name, column in flat.items():
-            values = iter(column.tolist())
-            self._columns[name] = {
-                (trajectory.id, history): [
-                    next(values) for _ in range(sum(trajectory.histories[history].sampled_mask()))
-                ]
-                for trajectory, history in _places(trajectories)
-            }
+        self._flat, end = flat, 0
+        for trajectory, history in _places(trajectories):
+            start, end = end, end + len(trajectory.histories[history].targets())
+            self._ranges[trajectory.id, history] = start, end
 
     def _column(self, name: str, trajectory: Trajectory, history: int) -> list[float]:
-        return self._columns.get(name, {}).get((trajectory.id, history), [])
+        if name not in self._flat or (trajectory.id, history) not in self._ranges:
+            return []
+        values: list[float] = self._flat[name][slice(*self._ranges[trajectory.id, history])].tolist()
+        return values
 
 
 def _places(trajectories: Sequence[Trajectory]) -> list[Place]:
@@ -161,17 +158,23 @@ def _measured(
 ) -> dict[str, torch.Tensor]:
     """Return the (S,) values of each name, over all places in their order. read: returns one (S,) array per name for a
     pack."""
-    by_cut: dict[Cut, list[TokenSequence]] = defaultdict(list)
+
+    def sequence(numbered: tuple[Place, int]) -> TokenSequence:
+        (trajectory, history_index), first = numbered
+        history = trajectory.histories[history_index]
+        return TokenSequence(history.token_ids, history.targets(), first=first, role=history.agent)
+
+    by_cut: dict[Cut, list[tuple[Place, int]]] = defaultdict(list)
     total = 0
     for trajectory, history_index in places:
-        history = trajectory.histories[history_index]
-        targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-        by_cut[Cut.of(trajectory)].append(TokenSequence(history.token_ids, targets, first=total, role=history.agent))
-        total += len(targets)
+        by_cut[Cut.of(trajectory)].append(((trajectory, history_index), total))
+        total += len(trajectory.histories[history_index].targets())
     columns = {name: torch.zeros(total) for name in names}
     numbers, measured = [], []  # on the device until the last pack, so that no pack waits for it
-    for cut, sequences in by_cut.items():
-        for packed, real in distributed.share(pack(sequences, most_tokens, padded=padded, by_role=by_role)):
+    for cut, cut_places in by_cut.items():
+        plans = plan(ReadSequences(cut_places, sequence), most_tokens, padded=padded, by_role=by_role)
+        for planned, real in distributed.share(plans):
+            packed = planned.lay_out()
             values_NS = torch.stack([values_S.float() for values_S in read(packed, cut)])
             if real:
                 numbers.append(packed.number_S)

@@ -108,7 +108,7 @@ def _sampled_at(trajectory: Trajectory, temperature: float) -> Trajectory:
 
 
 def _tokens(packs: Packs) -> int:
-    return sum(len(packed.token_S) for _, packed in packs)
+    return sum(planned.sampled for _, planned in packs)
 
 
 def _flat_gradient(spec: GRPOSpec, policy: Policy, packs: Packs, tokens: int) -> torch.Tensor:

@@ -81,7 +81,7 @@ def train_policy_gradient(spec: GRPOSpec, context: TrainingContext) -> TrainingR
         packs = learning.packs(minibatch)
         draw = random.Random(f"{context.seed}-{''.join(trajectory.id for trajectory in minibatch)}")
         measured = _drawn(packs, draw) if spec.measure_kl else ()
-        return _backward(spec, policy, packs, measured), token_counts([pack for _, pack in packs])
+        return _backward(spec, policy, packs, measured), token_counts([planned for _, planned in packs])
 
     outlier = partial(largest_log_ratio, policy, learning)
     step, metrics = take_steps(spec, context, groups, backward, outlier, [spec.learning_rate])
@@ -224,7 +224,7 @@ def _by_token(spec: GRPOSpec, trajectory: Trajectory, values: list[float]) -> li
 def _backward(spec: GRPOSpec, policy: Policy, packs: Packs, measured: Collection[int] = ()) -> dict[str, float]:
     """Add the gradient of the loss on these packs to the parameters and scale it down to max_grad_norm. Return the
     loss, the L2 norm before scaling, and the metrics of the policy on the packs. measured: see `add_gradient`."""
-    count = sum(len(pack.token_S) for _, pack in packs)
+    count = sum(planned.sampled for _, planned in packs)
     sums = add_gradient(spec, policy, packs, count, measured)
     penalty = {"ewc": policy.add_penalty()} if policy.penalty else {}
     norm = sharded.clip(policy.parameters.values(), spec.max_grad_norm)
@@ -241,7 +241,7 @@ def _drawn(packs: Packs, draw: random.Random) -> frozenset[int]:
     sequences = 0
     for number, place in enumerate(places, 1):
         together = packs[place * distributed.size() : (place + 1) * distributed.size()]
-        sequences += sum(len(pack.members) for _, pack in together)
+        sequences += sum(len(planned.ordered) for _, planned in together)
         if sequences >= KL_SAMPLE:
             return frozenset(places[:number])
     return frozenset(places)
@@ -253,8 +253,8 @@ def add_gradient(spec: GRPOSpec, policy: Policy, packs: Packs, count: int, measu
     count: number of tokens of the batch, over which the entropy is averaged. measured: places of the packs on which the
     KL divergence from the reference is measured if it is not in the loss."""
     sums, kl_in_loss = Sums(), spec.kl_coefficient > 0 and spec.kl_in == "loss"
-    for place, ((cut, host_pack), real) in enumerate(distributed.share_with_dropout(packs)):
-        pack = host_pack.to(policy.device)
+    for place, ((cut, planned), real) in enumerate(distributed.share_with_dropout(packs)):
+        pack = planned.lay_out().to(policy.device)
         logprob_S, entropy_S = policy.logprobs(pack, cut, entropy_gradient=spec.entropy_coefficient > 0)
         loss_S, columns = policy_loss(spec, pack, logprob_S, entropy_S)
         if kl_in_loss:

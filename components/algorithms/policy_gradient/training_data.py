@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from components.algorithms.policy.packing import Pack, TokenSequence, pack
+from components.algorithms.policy.packing import Pack, PackPlan, ReadSequences, TokenSequence, plan
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy.reference_logprobs import ReferenceLogprobs
 from components.algorithms.policy_gradient import losses
@@ -20,9 +20,18 @@ from components.trajectories.truncation import is_truncated
 if TYPE_CHECKING:
     from components.algorithms.policy_gradient.spec import PolicyGradientSpec
 
-Packs = list[tuple[Cut, Pack]]
+Packs = list[tuple[Cut, PackPlan]]
 """Packs, each with its sampling distribution: sequences sampled from the same kind of distribution are computed
-together."""
+together. A process lays out those that it computes, one after the other."""
+
+
+class _Place(NamedTuple):
+    """A history of a step, with the weight of its tokens in the loss and the number of tokens of its episode."""
+
+    trajectory: Trajectory
+    history: int
+    weight: float
+    episode_tokens: int
 
 
 SAMPLER_GAP = "sampler_gap"
@@ -52,58 +61,52 @@ class Learning:
 
     def packs(self, trajectories: Sequence[Trajectory], batch: Sequence[Trajectory] | None = None) -> Packs:
         """Return the packs of the trajectories. batch: trajectories over which the loss is reduced; None: these."""
-        by_cut: dict[Cut, list[TokenSequence]] = defaultdict(list)
         reduced = trajectories if batch is None else batch
-        for trajectory, sequences in zip(trajectories, self._sequences(trajectories, reduced), strict=True):
-            by_cut[Cut.of(trajectory)] += sequences
+        learned = {trajectory.id: learned_tokens(self.spec, trajectory) for trajectory in reduced}
+        total, participants = sum(learned.values()), sum(count > 0 for count in learned.values())
+        by_cut: dict[Cut, list[_Place]] = defaultdict(list)
+        for trajectory in trajectories:
+            cut_places = by_cut[Cut.of(trajectory)]
+            if count := learned[trajectory.id]:
+                weight = {
+                    "tokens": 1 / total,
+                    "sequences": 1 / (count * participants),
+                    "constant": 1 / (self.spec.constant_length * participants),
+                }[self.spec.normalization]
+                histories = range(len(trajectory.histories))
+                cut_places += [_Place(trajectory, history, weight, count) for history in histories]
         return [
-            (cut, packed)
-            for cut, cut_sequences in by_cut.items()
-            for packed in pack(cut_sequences, self.spec.pack_size, padded=self.padded, by_role=self.by_role)
+            (cut, planned)
+            for cut, places in by_cut.items()
+            for planned in plan(
+                ReadSequences(places, self._sequence), self.spec.pack_size, padded=self.padded, by_role=self.by_role
+            )
         ]
 
-    def _sequences(self, trajectories: Sequence[Trajectory], batch: Sequence[Trajectory]) -> list[list[TokenSequence]]:
-        """Return one sequence per history of each trajectory, with the weight of its tokens in the loss of the
-        batch."""
-        learned = [learned_tokens(self.spec, trajectory) for trajectory in batch]
-        total, participants = sum(learned), sum(trajectory_tokens > 0 for trajectory_tokens in learned)
-        result: list[list[TokenSequence]] = []
-        for trajectory in trajectories:
-            trajectory_tokens = learned_tokens(self.spec, trajectory)
-            result.append([])
-            if not trajectory_tokens:
-                continue
-            weight = {
-                "tokens": 1 / total,
-                "sequences": 1 / (trajectory_tokens * participants),
-                "constant": 1 / (self.spec.constant_length * participants),
-            }[self.spec.normalization]
-            token_advantages = iter(self.advantages[trajectory.id])
-            first = self.first.get(trajectory.id, 0)
-            for history_index, history in enumerate(trajectory.histories):
-                targets = [index for index, is_sampled in enumerate(history.sampled_mask()) if is_sampled]
-                result[-1].append(
-                    TokenSequence(
-                        history.token_ids,
-                        targets,
-                        [history.logprobs[index] for index in targets],
-                        [next(token_advantages) for _ in targets],
-                        weight,
-                        self.before.old(trajectory, history_index),
-                        first,
-                        trajectory_tokens,
-                        history.agent,
-                    )
-                )
-                first += len(targets)
-        return result
+    def _sequence(self, place: _Place) -> TokenSequence:
+        """Return the sequence of a history."""
+        trajectory, history = place.trajectory, place.trajectory.histories[place.history]
+        targets = history.targets()
+        earlier = sum(len(before.targets()) for before in trajectory.histories[: place.history])
+        return TokenSequence(
+            history.token_ids,
+            targets,
+            [history.logprobs[index] for index in targets],
+            self.advantages[trajectory.id][earlier : earlier + len(targets)],
+            place.weight,
+            self.before.old(trajectory, place.history),
+            self.first.get(trajectory.id, 0) + earlier,
+            place.episode_tokens,
+            history.agent,
+        )
 
 
 def largest_log_ratio(policy: Policy, learning: Learning, trajectory: Trajectory) -> tuple[int, float]:
     """Return the sampled token of a trajectory, counted from 0 over all its histories, whose log-probability differs
     most from that of the old policy, and the difference in nats."""
     token, largest = 0, 0.0
-    for cut, packed in learning.packs([trajectory]):
+    for cut, planned in learning.packs([trajectory]):
+        packed = planned.lay_out()
         with torch.no_grad(), policy.without_dropout():
             logprob_S, _ = policy.logprobs(packed, cut)
         old_S = packed.old_S if needs_old_logprobs(learning.spec) else packed.logprob_S
@@ -129,7 +132,7 @@ def learned_tokens(spec: PolicyGradientSpec, trajectory: Trajectory) -> int:
     """Return the number of tokens of a trajectory that are trained on."""
     if spec.mask_truncated and is_truncated(trajectory):
         return 0
-    return sum(sum(history.sampled_mask()) for history in trajectory.histories)
+    return sum(len(history.targets()) for history in trajectory.histories)
 
 
 def policy_loss(

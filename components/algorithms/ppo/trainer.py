@@ -75,7 +75,7 @@ def train_ppo(spec: PPOSpec, context: TrainingContext) -> TrainingResult:
 
     def backward(minibatch: Sequence[Trajectory]) -> StepMeasures:
         packs = actions.packs(minibatch)
-        return _backward(spec, policy, critic, packs, actions), token_counts([pack for _, pack in packs])
+        return _backward(spec, policy, critic, packs, actions), token_counts([planned for _, planned in packs])
 
     rates = [spec.learning_rate, spec.learning_rate * spec.value_learning_rate_ratio]
     policy_context = replace(
@@ -170,8 +170,9 @@ def _initial_value_metrics(actions: Actions, pretraining_steps: Sequence[dict[st
 def _backward(spec: PPOSpec, policy: Policy, critic: ValueCritic, packs: Packs, actions: Actions) -> dict[str, float]:
     """Add the gradient of the loss on these packs to the parameters and scale policy and critic down to max_grad_norm.
     Return the loss, the L2 norms before scaling, and the metrics of policy and critic on the packs."""
-    sums, count = Sums(), sum(len(pack.token_S) for _, pack in packs)
-    for (cut, host_pack), real in distributed.share_with_dropout(packs):
+    sums, count = Sums(), sum(planned.sampled for _, planned in packs)
+    for (cut, planned), real in distributed.share_with_dropout(packs):
+        host_pack = planned.lay_out()
         pack = host_pack.to(policy.device)
         before_S, return_S, reference_S = (
             column[host_pack.number_S].to(policy.device)

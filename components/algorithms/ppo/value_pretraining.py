@@ -22,7 +22,7 @@ from components.algorithms.loop.epochs import GuardedStep, StepMeasures, take_gr
 from components.algorithms.loop.metrics import token_counts
 from components.algorithms.loop.sums import Sums
 from components.algorithms.policy import sharded
-from components.algorithms.policy.packing import Pack
+from components.algorithms.policy.packing import Pack, PackPlan
 from components.algorithms.policy.policy import Policy
 from components.algorithms.policy_gradient import losses
 from components.algorithms.policy_gradient.gradient_steps import batches
@@ -34,8 +34,9 @@ from components.trajectories.schema import Trajectory
 if TYPE_CHECKING:
     from components.algorithms.ppo.spec import PPOSpec
 
-Prepared = tuple[Pack, torch.Tensor | None]
-"""A pack and the inputs of the value head (`ValueCritic.constants`)."""
+Prepared = tuple[PackPlan, Pack | None, torch.Tensor | None]
+"""A planned pack and, in the process that computes it, the pack and the inputs of the value head
+(`ValueCritic.constants`)."""
 
 
 def pretrain(spec: PPOSpec, context: TrainingContext, critic: ValueCritic, actions: Actions) -> list[StepMetrics]:
@@ -71,8 +72,9 @@ def pretrain(spec: PPOSpec, context: TrainingContext, critic: ValueCritic, actio
 
 def _prepared(critic: ValueCritic, actions: Actions, batch: Sequence[Trajectory]) -> list[Prepared]:
     packs = actions.packs(batch)
-    constants = {id(pack): critic.constants(pack) for (_, pack), _ in distributed.share(packs)}
-    return [(pack, constants.get(id(pack))) for _, pack in packs]
+    own = {id(planned): planned.lay_out() for (_, planned), _ in distributed.share(packs)}
+    constants = {key: critic.constants(pack) for key, pack in own.items()}
+    return [(planned, own.get(id(planned)), constants.get(id(planned))) for _, planned in packs]
 
 
 def _backward(
@@ -81,7 +83,8 @@ def _backward(
     """Add the gradient of the value loss on a batch to the critic's parameters, scaled down to max_grad_norm. Return
     the measured metrics and token counts."""
     sums = Sums()
-    for (host_pack, constants_UD), real in distributed.share(prepared):
+    for (_, host_pack, constants_UD), real in distributed.share(prepared):
+        assert host_pack is not None, "laid out, because this process computes it"
         pack = host_pack.to(policy.device)
         return_S = actions.return_A[host_pack.number_S].to(policy.device)
         with critic.values(pack, constants_UD) as value_S:
@@ -92,9 +95,9 @@ def _backward(
     distributed.sum_gradients(critic.parameters.values())
     policy.loss_scale.unscale(critic.parameters.values())
     norm = sharded.clip(critic.parameters.values(), spec.max_grad_norm)
-    totals, packs = sums.totals(), [pack for pack, _ in prepared]
-    explained = explained_variance(totals, sum(len(pack.token_S) for pack in packs))
-    return {"loss": totals["loss"], "grad_norm": float(norm), "explained_variance": explained}, token_counts(packs)
+    totals, counts = sums.totals(), token_counts([planned for planned, _, _ in prepared])
+    explained = explained_variance(totals, round(counts["sampled_tokens"]))
+    return {"loss": totals["loss"], "grad_norm": float(norm), "explained_variance": explained}, counts
 
 
 SPREAD = 1e-6
