@@ -105,8 +105,6 @@ class AlgorithmSpec(OptimizerSpec):
     """True if neither the algorithm nor a choice of episodes by reward affects the training."""
     has_group_gradients: ClassVar[bool] = False
     """True if it defines `group_gradients`."""
-    streams: ClassVar[bool] = False
-    """True if it reads its episodes in passes over files, so that they need not fit into memory."""
     trains_roles: ClassVar[bool] = False
     """True if it trains the adapter of each role on the tokens of that role (`model.lora.roles`)."""
     has_critic: ClassVar[bool] = False

@@ -129,18 +129,22 @@ def _policy_and_trajectories(
     """Return the policy at the start of a training, the trajectories that it learns from, and the number of those left
     out because they are too long."""
     from components.algorithms import foreign
+    from components.algorithms.loop.mapped_episodes import mapped
 
+    sampled = algorithm.needs_sampled_tokens
     if isinstance(request.trajectories, SelectedTrajectories):
         policy = _policy(request)
-        return policy, request.trajectories.map(_prepare(request.base_dir, _vocabulary(policy))), 0
-    own_tokens = foreign.convert_foreign_tokens(
-        request.trajectories, request.base_dir, sampled=algorithm.needs_sampled_tokens
-    )
-    policy = _policy(request)
-    for trajectory in own_tokens:
-        _check(trajectory, _vocabulary(policy))
-    if not algorithm.needs_sampled_tokens:
-        return policy, own_tokens, 0
+        prepare = _prepare(request.base_dir, _vocabulary(policy), sampled=sampled)
+        if not sampled:
+            return policy, request.trajectories.map(prepare), 0
+        own_tokens: Sequence[Trajectory] = mapped(request.scratch, request.trajectories, prepare)
+    else:
+        own_tokens = foreign.convert_foreign_tokens(request.trajectories, request.base_dir, sampled=sampled)
+        policy = _policy(request)
+        for trajectory in own_tokens:
+            _check(trajectory, _vocabulary(policy))
+        if not sampled:
+            return policy, own_tokens, 0
     trajectories = _drop_too_long(own_tokens, request.model.max_length)
     return policy, trajectories, len(own_tokens) - len(trajectories)
 
@@ -222,12 +226,12 @@ def _vocabulary(policy: Policy) -> int:
     return policy.model.get_input_embeddings().num_embeddings
 
 
-def _prepare(base_dir: Path, vocabulary: int) -> Callable[[Trajectory], Trajectory]:
+def _prepare(base_dir: Path, vocabulary: int, *, sampled: bool) -> Callable[[Trajectory], Trajectory]:
     """Return a function that converts an episode in files to the policy's own tokens, and checks it. An episode that is
-    left out has no histories and no reward."""
+    left out has no histories and no reward. sampled: as for `foreign.OwnTokens`."""
     from components.algorithms import foreign
 
-    own_tokens = foreign.OwnTokens(base_dir, sampled=False)
+    own_tokens = foreign.OwnTokens(base_dir, sampled=sampled)
 
     def prepare(trajectory: Trajectory) -> Trajectory:
         own = own_tokens(trajectory)
@@ -259,11 +263,7 @@ def _check(trajectory: Trajectory, vocabulary: int) -> None:
 def _drop_too_long(trajectories: Sequence[Trajectory], max_length: int) -> list[Trajectory]:
     """Return the trajectories whose histories all have at most `max_length` tokens. A longer trajectory is left out
     entirely: truncated, it would be credited with an end that it does not contain. A warning counts and lists them."""
-    longer = [
-        trajectory
-        for trajectory in trajectories
-        if any(len(history.token_ids) > max_length for history in trajectory.histories)
-    ]
+    longer = [trajectory for trajectory in trajectories if _longest(trajectory) > max_length]
     if longer:
         logger.warning(
             "episodes left out of training because a history is longer than model.max_length=%d tokens: %d of %d: %s",
@@ -274,3 +274,12 @@ def _drop_too_long(trajectories: Sequence[Trajectory], max_length: int) -> list[
         )
     long_ids = {trajectory.id for trajectory in longer}
     return [trajectory for trajectory in trajectories if trajectory.id not in long_ids]
+
+
+def _longest(trajectory: Trajectory) -> int:
+    """Return the number of tokens of the longest history."""
+    from components.algorithms.loop.mapped_episodes import MappedTrajectory
+
+    if isinstance(trajectory, MappedTrajectory):
+        return trajectory.longest
+    return max((len(history.token_ids) for history in trajectory.histories), default=0)

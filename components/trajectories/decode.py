@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -200,6 +201,24 @@ def trajectories(batch: pa.RecordBatch) -> Iterable[Trajectory]:
         _optional(_plain, batch.column("advantage")),
     )
     return map(Trajectory, *columns)
+
+
+def heads(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
+    """Return the fields of each trajectory by which it is chosen and named. Equal policies are one object."""
+    columns: dict[str, Sequence[Any]] = {
+        "id": texts(batch.column("id")),
+        "scenario": scenarios(batch.column("scenario")),
+        "sample": _plain(batch.column("sample")),
+        "failure": _optional(_failures, batch.column("failure")),
+        "policy": list(map(sys.intern, texts(batch.column("policy")))),
+        "reward": _optional(_plain, batch.column("reward")),
+    }
+    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def samplers(batch: pa.RecordBatch) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Return policy and sampling parameters of each trajectory. Equal policies are one object."""
+    return zip(map(sys.intern, texts(batch.column("policy"))), _jsons(batch.column("sampling")), strict=True)
 
 
 def conversation_rows(batch: pa.RecordBatch) -> Iterable[tuple[str, list[History], list[dict[str, Any]]]]:

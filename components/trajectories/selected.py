@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -70,6 +70,14 @@ class SelectedTrajectories(Sequence[Trajectory]):
 
     def __iter__(self) -> Iterator[Trajectory]:
         return (trajectory for _, trajectory in self.share(0, 1))
+
+    def samplers(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the policy and the sampling parameters of each episode, without `change`; these columns only are
+        read."""
+        for files in self._collections:
+            names = ["id", "policy", "sampling"]
+            for batch in store.scored_batches(files.trajectories, files.scores, files.selection, columns=names):
+                yield from decode.samplers(batch)
 
     def __len__(self) -> int:
         return sum(map(len, self._rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,11 +78,11 @@ def training_request(
     from components.algorithms.train import policy_digest
     from components.algorithms.trainer import PolicyTrainingRequest, Rounds
     from components.models.weights import prepare
-    from components.trajectories.versions import VERSIONS, off_policy_tokens
+    from components.trajectories.versions import off_policy_tokens
 
     algorithm, costs = spec.algorithm, spec.algorithm.constraints
     scored = _scored(inputs, components=bool(costs))
-    trajectories: Sequence[Trajectory] = scored if algorithm.streams else list(scored)
+    trajectories: Sequence[Trajectory] = scored
     version = policy_digest(inputs["start"].path) if "start" in inputs else BASE_POLICY
     figures: dict[str, float] = {}
     if spec.replay is not None:
@@ -96,12 +96,12 @@ def training_request(
         )
     if spec.roles is not None:
         trajectories = _restricted(trajectories, spec.roles)
-    if algorithm.needs_sampled_tokens and (
-        off_policy := sum(trajectory.policy != version for trajectory in trajectories)
-    ):
-        figures["off_policy"] = off_policy / len(trajectories)  # share of episodes sampled from another policy
-        if any(VERSIONS in trajectory.sampling for trajectory in trajectories):
-            figures["off_policy_tokens"] = off_policy_tokens(trajectories, version)
+    if algorithm.needs_sampled_tokens:
+        samplers = list(_samplers(trajectories))
+        if off_policy := sum(policy != version for policy, _ in samplers):
+            figures["off_policy"] = off_policy / len(samplers)  # share of episodes sampled from another policy
+            if any(several for _, several in samplers):
+                figures["off_policy_tokens"] = off_policy_tokens(trajectories, version)
     teacher_dir = None
     if algorithm.teacher_model is not None:
         teacher_dir = prepare(algorithm.teacher_model.model(spec.model.max_length), context.cache)
@@ -133,6 +133,17 @@ def training_request(
         rounds=Rounds(*spec.rounds),
     )
     return request, figures
+
+
+def _samplers(trajectories: Sequence[Trajectory]) -> Iterator[tuple[str, bool]]:
+    """Yield the policy of each episode, and True if later ones continued it. Of episodes in files, these columns only
+    are read."""
+    from components.trajectories.selected import SelectedTrajectories
+    from components.trajectories.versions import VERSIONS
+
+    if isinstance(trajectories, SelectedTrajectories):
+        return ((policy, VERSIONS in sampling) for policy, sampling in trajectories.samplers())
+    return ((trajectory.policy, VERSIONS in trajectory.sampling) for trajectory in trajectories)
 
 
 def _restricted(trajectories: Sequence[Trajectory], roles: list[str]) -> list[Trajectory]:

@@ -28,6 +28,8 @@ from components.algorithms.spec import AlgorithmSpec
 from components.models.fused_lora import fuse
 from components.models.spec import LoraSpec
 from components.trajectories.schema import Score, Trajectory
+from components.trajectories.selected import SelectedFiles, SelectedTrajectories
+from components.trajectories.store import write_scores, write_trajectories
 from tests.algorithms.builders import MODEL, batch, make_context, make_policy, train_in
 from tests.algorithms.test_checkpoint import DROPOUT, differing
 
@@ -205,6 +207,8 @@ def together(base_dir, folder) -> dict[str, list[Any]]:
         for training in trainings:
             for sub in ("out", "scratch"):
                 (folder / function / training / sub).mkdir(parents=True)
+    write_trajectories(folder / "episodes.parquet", episodes())
+    write_scores(folder / "scores.parquet", [Score(episode.id, episode.reward) for episode in episodes()])
     with pytest.raises(Interrupted):
         one_training(base_dir, "sft", folder / "refusals" / "apart-0", interrupt)
     return in_two_processes(list(functions), base_dir, folder) | {"folder": folder}
@@ -447,7 +451,10 @@ def one_training(base_dir: Path, name: str, folder: Path, on_step: Callable[[dic
     if isinstance(spec, RewardTrainingSpec):
         train_reward(spec, base_dir, model=DROPOUT, start=None, out=out, scratch=scratch, **recorded)
     else:
-        train(spec, DROPOUT, base_dir, episodes(), start=None, reference=None, out=out, scratch=scratch, **recorded)
+        written = next(parent for parent in folder.parents if (parent / "episodes.parquet").exists())
+        in_files = SelectedTrajectories([SelectedFiles(written / "episodes.parquet", written / "scores.parquet", None)])
+        given = episodes() if folder.name == "alone" else in_files
+        train(spec, DROPOUT, base_dir, given, start=None, reference=None, out=out, scratch=scratch, **recorded)
     return out
 
 

@@ -10,8 +10,10 @@ import pytest
 from components.algorithms.continual.replay import mixed
 from components.algorithms.continual.spec import ReplaySpec
 from components.algorithms.distillation.spec import DistillSpec
-from components.algorithms.loop import token_rows
+from components.algorithms.loop import mapped_episodes, token_rows
 from components.algorithms.loop.token_rows import TokenRow, tokenized
+from components.algorithms.policy_gradient.spec import GRPOSpec
+from components.algorithms.ppo.spec import PPOSpec
 from components.algorithms.preference.spec import DPOSpec, KTOSpec
 from components.algorithms.sft.spec import SFTSpec
 from components.trajectories import store
@@ -21,19 +23,26 @@ from components.trajectories.store import load_scored, write_scores, write_selec
 from tests.algorithms.builders import adapter_bytes, batch, demonstrations, train_in
 
 COMMON = {"learning_rate": 1e-3, "pack_tokens": 64, "batch_size": 4, "epochs": 2}
+STEPS = {"learning_rate": 1e-3, "pack_tokens": 64, "minibatches": 2, "epochs": 2}
 ALGORITHMS = {
     "sft": SFTSpec(**COMMON),
     "sft, weighted": SFTSpec(**COMMON, weight_temperature=0.5),
     "dpo": DPOSpec(**COMMON, pairs="all"),
     "kto": KTOSpec(**COMMON),
     "distill": DistillSpec(**COMMON, teacher={"name": "tiny", "source": "random", "device": "cpu"}),
+    "grpo": GRPOSpec(**STEPS, kl_coefficient=0.1, kl_in="reward"),
+    "grpo, by state": GRPOSpec(**STEPS, credit="turns", turn_baseline="state", mask_truncated=True),
+    "ppo": PPOSpec(**STEPS, value_pretraining_steps=2),
 }
 
 
 def episodes() -> list[Trajectory]:
     """Return scored, unscored, failed and written episodes, some with two histories, none longer than the limit."""
     sampled = batch(seed=1, groups=4)
+    for episode in sampled:
+        episode.step_rewards = [episode.reward or 0.0] * 2
     sampled[2].histories *= 2
+    sampled[2].step_rewards *= 2
     sampled[4].reward = None
     sampled[7].failure = Failure("engine", "EngineError", "x")
     return [*sampled, *(replace(written, reward=1.0) for written in demonstrations(3))]
@@ -44,6 +53,8 @@ def files(tmp_path, monkeypatch) -> SelectedFiles:
     """The episodes in batches of two rows, of which the selection leaves out every fifth."""
     monkeypatch.setattr(store, "ROWS_PER_BATCH", 2)
     monkeypatch.setattr(token_rows, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(mapped_episodes, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(mapped_episodes, "BATCHES_IN_MEMORY", 2)
     rows = episodes()
     written = SelectedFiles(*(tmp_path / f"{name}.parquet" for name in ("trajectories", "scores", "selection")))
     write_trajectories(written.trajectories, rows)

@@ -28,7 +28,6 @@ class DistillSpec(DecaySpec):
     """Temperature: the logits of both models are divided by it before the comparison."""
 
     ignores_rewards: ClassVar[bool] = True
-    streams: ClassVar[bool] = True
 
     def build(self, context: TrainingContext) -> Trainer:
         from components.algorithms.distillation.trainer import load_teacher, train_distill

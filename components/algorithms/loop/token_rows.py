@@ -1,9 +1,8 @@
 """Tokenized histories of a training in files that are mapped into memory, for trainings on stored episodes.
 
-Each process reads, checks and tokenizes its own share of the episodes and writes their histories to an Arrow file.
-All processes then map all files, and read the rows of a gradient step when it is taken. So the memory of a process
-grows by some bytes per row for their order, not by their tokens, and the result does not depend on the number of
-processes.
+Each process reads, checks and tokenizes its own share of the episodes (`mapped_files`). All processes read the rows of
+a gradient step when it is taken. So the memory of a process grows by some bytes per row for their order, not by their
+tokens, and the result does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from components.algorithms.loop import distributed
+from components.algorithms.loop.mapped_files import open_mapped, own_share, write_share
 from components.algorithms.policy.packing import TokenSequence
-from components.errors import ResourceError
 from components.trajectories.schema import Trajectory
-from components.trajectories.selected import SelectedTrajectories
 
 FOLDER = "rows"
 """Folder of the files in the scratch folder of a training. A resumed training writes them again."""
@@ -66,7 +63,7 @@ class TokenRows(Sequence[TokenRow]):
     """Rows in files, by the position of their episodes."""
 
     def __init__(self, files: Sequence[Path]):
-        self._files = [pa.ipc.open_file(pa.memory_map(str(file))) for file in files]
+        self._files = [open_mapped(file) for file in files]
         counts = [
             sum(file.get_batch(index).num_rows for index in range(file.num_record_batches)) for file in self._files
         ]
@@ -132,34 +129,8 @@ def tokenized(
 
     rows_of: returns the rows of an episode; it is called for the episodes of this process, with their positions.
     """
-    folder = scratch / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{rank}.arrow" for rank in range(distributed.size())]
-    rank = distributed.rank()
-    rows = (row for place, episode in _share(episodes, rank) for row in rows_of(place, episode))
-    with pa.OSFile(str(files[rank]), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as file:
-        batch: list[dict[str, Any]] = []
-        for row in rows:
-            batch.append(_columns(row))
-            if len(batch) == ROWS_PER_BATCH:
-                file.write_batch(pa.RecordBatch.from_pylist(batch, _SCHEMA))
-                batch.clear()
-        if batch:
-            file.write_batch(pa.RecordBatch.from_pylist(batch, _SCHEMA))
-    distributed.wait()
-    if missing := [file for file in files if not file.exists()]:
-        raise ResourceError(
-            f"rank {rank} does not find {missing[0]}, which another process wrote. All processes must read the same "
-            "scratch folder: put it on a shared disk"
-        )
-    return TokenRows(files)
-
-
-def _share(episodes: Sequence[Trajectory], rank: int) -> Iterable[tuple[int, Trajectory]]:
-    """Return the episodes of process `rank` with their positions."""
-    if isinstance(episodes, SelectedTrajectories):
-        return episodes.share(rank, distributed.size())
-    return list(enumerate(episodes))[rank :: distributed.size()]
+    rows = (_columns(row) for place, episode in own_share(episodes) for row in rows_of(place, episode))
+    return TokenRows(write_share(scratch / FOLDER, _SCHEMA, rows, ROWS_PER_BATCH))
 
 
 def _columns(row: TokenRow) -> dict[str, Any]:

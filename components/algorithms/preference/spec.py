@@ -48,8 +48,6 @@ class PreferenceSpec(DecaySpec):
     beta: float = Field(0.1, gt=0)
     """Strength of the regularisation towards the reference; for ORPO, weight of the preference term."""
 
-    streams: ClassVar[bool] = True
-
 
 class PairSpec(PreferenceSpec):
     """Hyperparameters of the algorithms that learn from pairs of episodes."""

@@ -29,7 +29,6 @@ class SFTSpec(AlgorithmSpec):
     """Temperature of weighted behaviour cloning: trajectories are weighted by softmax(reward / weight_temperature),
     scaled to a mean of 1; trajectories without a reward are left out. null weighs all trajectories equally."""
 
-    streams: ClassVar[bool] = True
     trains_roles: ClassVar[bool] = True
     feedback_kinds: ClassVar[tuple[Learns, ...]] = ("scores", "corrections")
 
