@@ -83,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--group-timeout", type=float, default=1800.0, help="seconds that these processes wait for each other"
     )
     options = parser.parse_args(arguments)
-    if options.strategy is not None and options.request is None:
-        parser.error("--strategy requires --request")
+    if options.strategy is not None and options.request is None and not options.requests:
+        parser.error("--strategy requires --request or --requests")
     if (options.run is None) != (options.label is None):
         parser.error("--run and --label require each other")
     if (options.stage is None) == (options.request is None and options.run is None and not options.requests):
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faulthandler.register(signal.SIGUSR1)  # the parent sends it before it kills a stalled stage
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     if options.requests or stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
-        watch_parent(on_line=lines.put)
+        watch_parent(on_line=lines.put if os.environ.get("RANK", "0") == "0" else None)
     from flows.stages.base import Context
 
     def context() -> Context:
@@ -132,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.strategy is not None:
         from flows.execution import distributed_stage
 
-        return distributed_stage.attempt(lambda: _request(options), context(), options.group_timeout, send)
+        request = None if options.requests else lambda: _request(options)
+        return distributed_stage.attempt(request, context(), options.group_timeout, send, lines.get)
 
     def attempt(work: Callable[[], Mapping[str, Any]]) -> int:
         """Run the work, send its result or its error, and return the exit code."""

@@ -20,7 +20,7 @@ from components.errors import ResourceError, WaitTimeout
 GRACE = 3.0
 """Seconds within which the launcher, which knows how a process died, ends the processes that wait for it."""
 
-_WORK, _FAILURE, _REPORTED = "work", "failure", "reported"
+_REQUEST, _WORK, _FAILURE, _REPORTED = "request", "work", "failure", "reported"
 
 
 class ProcessGroup:
@@ -34,7 +34,8 @@ class ProcessGroup:
         self.timeout = timeout
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._all, _, _ = next(rendezvous("env://", self.rank, self.size, timeout=timedelta(seconds=timeout)))
-        self._store = distributed.PrefixStore("stage", self._all)
+        self._number = 0
+        self._store = distributed.PrefixStore("stage 0", self._all)
 
     def join(self, device: str) -> None:
         """Join the process group of `torch.distributed`. device: `auto`, `cuda` or `cpu`. Raise ResourceError if the
@@ -59,6 +60,26 @@ class ProcessGroup:
             raise WaitTimeout(
                 f"rank {self.rank} of {self.size} timed out after {self.timeout:g} s joining the other ranks: {error}"
             ) from None
+
+    def next_stage(self) -> None:
+        """Begin another stage; messages of the one before are not received any more."""
+        from torch import distributed
+
+        self._number += 1
+        self._store = distributed.PrefixStore(f"stage {self._number}", self._all)
+
+    def send_request(self, request: str) -> None:
+        """Send the request of the stage to the other ranks, from rank 0."""
+        self._store.set(_REQUEST, request)
+
+    def receive_request(self) -> str:
+        """Return the request of the stage, sent by rank 0. Waits for as long as rank 0 waits for it."""
+        from torch import distributed
+
+        while True:
+            with contextlib.suppress(distributed.DistError):  # short waits, so that signals are handled
+                self._store.wait([_REQUEST], timedelta(seconds=1))
+                return str(self._store.get(_REQUEST).decode())
 
     @property
     def first(self) -> bool:

@@ -283,16 +283,54 @@ class ProcessRunner(Runner):
 class KeptProcessRunner(ProcessRunner):
     """Runner that reuses one subprocess, for one stage at a time, so that loaded models are reused. The process is
     started for the first stage, restarted if it has died, and ends with `close`; it reads requests as lines
-    (`--requests`)."""
+    (`--requests`). A stage that begins while another one runs gets a process for itself.
 
-    _child: subprocess.Popen | None = None
+    only: returns the part of a request that is equal for all stages of a process; another one starts a new process."""
+
+    def __init__(
+        self,
+        process: StageProcess,
+        command: Sequence[str] | None = None,
+        only: Callable[[Mapping[str, Any]], Any] = lambda request: None,
+    ):
+        super().__init__(process, command)
+        self._only = only
+        self._part: Any = None
+        self._child: subprocess.Popen | None = None
+        self._busy = threading.Lock()
 
     def another(self, lane: int) -> KeptProcessRunner:
         """Return a runner of the same stages with a process of its own, on the GPU of a lane."""
-        return KeptProcessRunner(on_own_gpu(self._process, lane), self._command)
+        return KeptProcessRunner(on_own_gpu(self._process, lane), self._command, self._only)
 
     def run(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         """Run one stage, as ProcessRunner does. After a failed stage the next one gets a new process."""
+        if not self._busy.acquire(blocking=False):
+            return super().run(request, on_event)
+        try:
+            return self._run_kept(request, on_event)
+        finally:
+            self._busy.release()
+
+    def _run_kept(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
+        if self._part != (part := self._only(request)):
+            self.close()
+        self._part = part
+        events: list[Event] = []
+
+        def listen(event: Event) -> None:
+            events.append(event)
+            on_event(event)
+
+        reused = self._child is not None
+        try:
+            return self._answer(request, listen)
+        except EspalierError as error:
+            if not reused or events or type(error) is not EspalierError:
+                raise
+        return self._answer(request, on_event)  # the process had died, or was dying, since the stage before
+
+    def _answer(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         child = self._child
         if child is None or child.poll() is not None:
             self._process.log.parent.mkdir(parents=True, exist_ok=True)

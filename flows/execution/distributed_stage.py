@@ -4,6 +4,7 @@ the other ranks compute in its folders and write no artifact."""
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 from components.artifacts import Artifact, Draft
 from components.compute.launch import STOPPED
+from components.compute.memory import give_back
 from components.compute.process_group import ProcessGroup
 from components.compute.runners import error_to_json
 from components.errors import EspalierError, ResourceError, SpecError
@@ -45,21 +47,27 @@ def follow_stage(request: Request, context: Context, group: ProcessGroup) -> Non
 
 
 def attempt(
-    request: Callable[[], Request], context: Context, timeout: float, say: Callable[[Mapping[str, Any]], None]
+    request: Callable[[], Request] | None,
+    context: Context,
+    timeout: float,
+    say: Callable[[Mapping[str, Any]], None],
+    next_line: Callable[[], str],
 ) -> int:
-    """Run the stage in this process, one of several. Return the exit code of `flows.stage`.
+    """Run a stage in this process, one of several, or one after the other until one fails. Return the exit code of
+    `flows.stage`.
 
-    say: writes a line of the report; only rank 0 calls it."""
+    request: returns the only request; None: rank 0 reads requests from `next_line`, all for the same device, and sends
+    them to the other ranks. say: writes a line of the report; only rank 0 calls it."""
     group = None
     try:
         group = ProcessGroup(timeout)
-        parsed = request()
+        parsed = _next_request(group, next_line) if request is None else request()
         group.join(device(parsed.spec))
-        if group.first:
-            artifact, status = lead_stage(parsed, context, group)
-            say({"key": artifact.key, "digest": artifact.digest, "status": status})
-        else:
-            follow_stage(parsed, replace(context, progress=silent, on_wait=logger.info, watch=None), group)
+        _run(parsed, context, group, say)
+        while request is None:
+            release(context)
+            group.next_stage()
+            _run(_next_request(group, next_line), context, group, say)
         return 0
     except EspalierError as error:
         assert group is not None
@@ -80,6 +88,33 @@ def attempt(
         except KeyboardInterrupt:
             return STOPPED
         return 1
+
+
+def _next_request(group: ProcessGroup, next_line: Callable[[], str]) -> Request:
+    if group.first:
+        group.send_request(line := next_line())
+    else:
+        line = group.receive_request()
+    return Request.from_json(json.loads(line))
+
+
+def _run(request: Request, context: Context, group: ProcessGroup, say: Callable[[Mapping[str, Any]], None]) -> None:
+    if group.first:
+        artifact, status = lead_stage(request, context, group)
+        say({"key": artifact.key, "digest": artifact.digest, "status": status})
+    else:
+        follow_stage(request, replace(context, progress=silent, on_wait=logger.info, watch=None), group)
+
+
+def release(context: Context) -> None:
+    """Free the memory of a GPU, which belongs to the engine between two trainings. On a CPU the model stays loaded, as
+    in the process of the flow."""
+    import torch
+
+    if torch.cuda.is_available():
+        context.warm.close()
+        give_back()
+        torch.cuda.empty_cache()
 
 
 def device(spec: Mapping[str, Any]) -> str:

@@ -207,10 +207,10 @@ def test_neither_the_size_of_packs_nor_their_order_changes_anything(base_dir, tm
     ]
 
     def backwards(sequences, most, **options):
-        return packing.pack(list(sequences)[::-1], most, **options)
+        return packing.plan(list(sequences)[::-1], most, **options)
 
     for module in (reference_logprobs, training_data):
-        monkeypatch.setattr(module, "pack", backwards)
+        monkeypatch.setattr(module, "plan", backwards)
     results.append(steps(base_dir, tmp_path / "backwards", spec, trajectories))
     (_, _, _, [first], [log]), *others = results
     for _, _, _, [other], [their_log] in others:
@@ -491,7 +491,9 @@ def test_what_the_policy_did_not_sample_is_no_action(run, base_dir, tmp_path):
         if is_sampled
     ]
     assert len(actions.return_A) == len(sampled)
-    assert sorted(int(token) for _, packed in actions.packs(result) for token in packed.token_S) == sorted(sampled)
+    assert sorted(int(token) for _, planned in actions.packs(result) for token in planned.lay_out().token_S) == sorted(
+        sampled
+    )
 
 
 def test_failed_and_unscored_episodes_take_no_part(run):

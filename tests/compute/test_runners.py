@@ -138,7 +138,8 @@ def test_reused_process_takes_several_requests(tmp_path):
             """
         )
     )
-    runner = KeptProcessRunner(StageProcess(tmp_path, tmp_path / "log.txt"), [sys.executable, str(script)])
+    process, command = StageProcess(tmp_path, tmp_path / "log.txt"), [sys.executable, str(script)]
+    runner = KeptProcessRunner(process, command, only=lambda request: request.get("model"))
     first, second = (runner.run({"stage": stage}, print) for stage in ("one", "two"))
     assert [first.key, second.key] == ["one", "two"]
     assert first.digest == second.digest != str(os.getpid())
@@ -149,15 +150,22 @@ def test_reused_process_takes_several_requests(tmp_path):
     assert not psutil.pid_exists(int(second.digest))
     with pytest.raises(EspalierError, match=r"the process of dies ended with exit code 3"):
         runner.run({"stage": "dies"}, print)
-    last = runner.run({"stage": "four"}, print)
+    fourth = runner.run({"stage": "four"}, print)
+    psutil.Process(int(fourth.digest)).kill()  # between two stages
+    fifth = runner.run({"stage": "five"}, print)
+    last = runner.run({"stage": "six", "model": "another"}, print)
+    assert len({stage.digest for stage in (third, fourth, fifth, last)}) == 4
     runner.close()
     assert not psutil.pid_exists(int(last.digest))
     runner.close()
 
 
-def test_a_child_ends_with_its_parent(tmp_path):
+@pytest.mark.parametrize("options", ["", "on_line=None"])
+def test_a_child_ends_with_its_parent(tmp_path, options):
     """The parent is killed with SIGKILL."""
-    child = "from components.compute.lifeline import watch_parent; watch_parent(); import time; time.sleep(60)"
+    child = (
+        f"from components.compute.lifeline import watch_parent; watch_parent({options}); import time; time.sleep(60)"
+    )
     parent = f"""
         import subprocess, sys, time
         child = subprocess.Popen([sys.executable, "-c", {child!r}], stdin=subprocess.PIPE, start_new_session=True)

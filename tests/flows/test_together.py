@@ -63,6 +63,18 @@ def _together(root: Path, strategy: str = "ddp", processes: int = 2) -> ProcessR
     return ProcessRunner(process, place.command(process))
 
 
+def _kept(root: Path) -> ProcessRunner:
+    process = StageProcess(root, root / "log.txt", {**os.environ, "PYTHONPATH": os.getcwd()})
+    context = RunnerContext("run", root / "log", process, run_stage, root, (), print)
+    return TorchrunPlace(processes=2, timeout=200).runner("torchrun", context)
+
+
+def _ranks() -> list[psutil.Process]:
+    """The processes of a training, by rank."""
+    children = psutil.Process().children(recursive=True)
+    return sorted((one for one in children if "RANK" in one.environ()), key=lambda one: one.environ()["RANK"])
+
+
 def _steps(root: Path, key: str) -> list[dict[str, float]]:
     path = Context.at(root).store.path(key) / "log.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -78,7 +90,9 @@ def _same(root: Path, other: Path, key: str, steps: int = 4) -> None:
 def test_two_processes_leave_what_one_leaves(alone, tmp_path):
     root = training_root(tmp_path)
     events: list[Any] = []
-    found = _together(root).run(train_request().to_json(), events.append)
+    kept = _kept(root)
+    found = kept.run(train_request().to_json(), events.append)
+    ranks = _ranks()
     assert found.status == "ran"
     assert found.key == request_key(train_request(), Context.at(alone))
     _same(root, alone, found.key)
@@ -89,6 +103,16 @@ def test_two_processes_leave_what_one_leaves(alone, tmp_path):
         json.loads((two.path / "manifest.json").read_text())["files"]
     )
     assert not list((root / "artifacts" / ".drafts").iterdir())
+
+    # The next training has the same processes, and the result that new ones give it.
+    following = {**train_request().to_json(), "seed": 4}
+    warm = kept.run(following, print)
+    assert ranks == _ranks()
+    assert len(ranks) == 2
+    cold = training_root(tmp_path / "cold")
+    assert warm == _together(cold).run(following, print)
+    kept.close()
+    assert not psutil.Process().children(recursive=True)
 
 
 def test_the_processes_of_an_accelerate_file_leave_what_one_leaves(alone, tmp_path):
@@ -169,10 +193,15 @@ def test_a_process_that_dies_ends_the_stage_and_nothing_is_left(tmp_path):
             mine = [one for one in psutil.Process().children(recursive=True) if one.environ().get("RANK") == "1"]
             mine[0].kill()
 
+    kept = _kept(root)
     with pytest.raises(EspalierError, match=r"training process 1 ended by SIGKILL.*log\.txt"):
-        _together(root).run(train_request(save_every=0.0).to_json(), kill)
+        kept.run(train_request(save_every=0.0).to_json(), kill)
     assert not list(psutil.Process().children(recursive=True))
-    assert _together(root).run(train_request(save_every=0.0).to_json(), print).status == "ran"
+    assert kept.run(train_request(save_every=0.0).to_json(), print).status == "ran"
+    (ranks := _ranks())[1].kill()  # between two trainings
+    assert kept.run({**train_request().to_json(), "seed": 5}, print).status == "ran"
+    assert not {*ranks} & {*_ranks()}
+    kept.close()
 
 
 @pytest.mark.slow

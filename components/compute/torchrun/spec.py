@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from components.compute.place import Place
-from components.compute.runners import ProcessRunner, RunnerContext, StageProcess
+from components.compute.runners import KeptProcessRunner, ProcessRunner, RunnerContext, StageProcess
 from components.compute.training_group import Processes, Strategy, TrainingGroup
 from components.models.gpus import visible_gpus
 
@@ -57,4 +57,7 @@ class TorchrunPlace(Place):
         return [sys.executable, *launch, "--", process.module, *process.options, *self.group.options()]
 
     def runner(self, name: str, context: RunnerContext) -> ProcessRunner:
-        return ProcessRunner(context.process, self.command(context.process))
+        """Return a runner that keeps the processes from one training of a model to the next."""
+        return KeptProcessRunner(
+            context.process, self.command(context.process), only=lambda request: request["spec"].get("model")
+        )
