@@ -491,9 +491,8 @@ def test_what_the_policy_did_not_sample_is_no_action(run, base_dir, tmp_path):
         if is_sampled
     ]
     assert len(actions.return_A) == len(sampled)
-    assert sorted(int(token) for _, planned in actions.packs(result) for token in planned.lay_out().token_S) == sorted(
-        sampled
-    )
+    packs = [planned.lay_out() for _, planned in actions.packs(result)]
+    assert sorted(int(token) for packed in packs for token in packed.token_S) == sorted(sampled)
 
 
 def test_failed_and_unscored_episodes_take_no_part(run):
