@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -193,6 +194,16 @@ def smallest(
             if memory.fits(device):
                 return processes, checkpointing, memory
     return None
+
+
+def longest_history(size: ModelSize, model: ModelSpec, device: float, *, reference: bool) -> int:
+    """Return the number of tokens of the longest history that 64 devices can train, a multiple of 1,024. One process
+    computes it, so sharding makes room for it only by what it takes from the rest; 0 if they hold no history."""
+
+    def too_long(blocks: int) -> bool:
+        return smallest(size, model, device, pack_tokens=1024 * blocks, reference=reference) is None
+
+    return 1024 * bisect_left(range(1, 2**11), True, key=too_long)
 
 
 def _count(shapes: Iterable[Shape]) -> int:

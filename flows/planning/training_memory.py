@@ -8,7 +8,7 @@ from pathlib import Path
 from components.compute.training_group import TrainingGroup
 from components.errors import EspalierError
 from components.models.trained_weights import shapes
-from components.models.training_memory import ModelSize, smallest, training_memory
+from components.models.training_memory import ModelSize, longest_history, smallest, training_memory
 from components.models.weights import folder
 from flows.experiment.spec import ExperimentSpec
 
@@ -28,11 +28,12 @@ def memory_notes(spec: ExperimentSpec, cache: Path) -> Iterator[str]:
         return
     place, reference = spec.compute.place("train"), algorithm.reads_reference
     group = place.group or TrainingGroup(1, "ddp", 0.0)
+    tokens = max(algorithm.pack_size, model.max_length)  # a history is never divided
     memory = training_memory(
         *(size, model),
         processes=group.size,
         strategy=group.strategy,
-        pack_tokens=algorithm.pack_size,
+        pack_tokens=tokens,
         checkpointing=algorithm.gradient_checkpointing,
         reference=reference,
     )
@@ -44,11 +45,16 @@ def memory_notes(spec: ExperimentSpec, cache: Path) -> Iterator[str]:
     text = f"train takes about {memory.total / 1e9:.0f} GB{devices}: {parts} GB"
     if not memory.fits(DEVICE):
         text += f"; more than a device of {DEVICE / 1e9:.0f} GB holds"
-        fitting = smallest(size, model, DEVICE, pack_tokens=algorithm.pack_size, reference=reference)
-        offloaded = smallest(
-            *(size, model, DEVICE), pack_tokens=algorithm.pack_size, reference=reference, strategy="fsdp_offload"
-        )
-        if fitting is None:
+        fitting = smallest(size, model, DEVICE, pack_tokens=tokens, reference=reference)
+        offloaded = smallest(*(size, model, DEVICE), pack_tokens=tokens, reference=reference, strategy="fsdp_offload")
+        if fitting is None and model.max_length > algorithm.pack_size:
+            longest = longest_history(size, model, DEVICE, reference=reference)
+            text += (
+                f". One process computes a history (no context parallelism), and model.max_length={model.max_length} "
+                f"is more than the {longest} tokens that fit beside the rest: lower model.max_length, or set "
+                "model.lora with a rank"
+            )
+        elif fitting is None:
             text += ". Lower algorithm.pack_tokens, or set model.lora with a rank"
         else:
             count, checkpointing, needed = fitting

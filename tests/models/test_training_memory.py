@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,5 +146,12 @@ def test_a_plan_says_what_a_large_training_takes_and_where_it_fits(tmp_path, mon
     assert note.startswith("train takes about 1")
     assert "more than a device of 80 GB holds. Expected at least compute=fsdp with processes=4" in note
     assert note.endswith("On the host, 107 GB in the process that takes most")
+    long = spec.model_copy(update={"model": spec.model.model_copy(update={"max_length": 10**6})})
+    (note,) = notes.memory_notes(long, tmp_path)
+    limit = int(re.findall(r"model\.max_length=1000000 is more than the (\d+) tokens that fit", note)[0])
+    settings = {"device": notes.DEVICE, "reference": spec.algorithm.reads_reference}
+    sizes = (ModelSize.of(qwen("7B")), spec.model)
+    assert smallest(*sizes, **settings, pack_tokens=limit) is not None
+    assert smallest(*sizes, **settings, pack_tokens=limit + 1024) is None
     monkeypatch.undo()
     assert list(notes.memory_notes(spec, tmp_path)) == []  # no weights here
