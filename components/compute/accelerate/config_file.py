@@ -76,8 +76,8 @@ ADVICE = {
     "machine_rank": "several machines: compute=sky with compute.places.NAME.nodes",
     "main_process_ip": "the processes of one machine find each other; several machines: compute=sky",
     "main_process_port": "the processes of one machine meet at a free port",
-    "parallelism_config": "one process computes a history: no context, sequence or tensor parallelism; flows.plan says "
-    "which model.max_length fits",
+    "parallelism_config": "one process computes a history: no context, sequence or tensor parallelism; flows.plan "
+    "names the largest model.max_length that fits",
     "fp16": "accelerate's old key; use mixed_precision: fp16",
     "deepspeed_config.deepspeed_config_file": "state zero_stage in deepspeed_config",
     "deepspeed_config.gradient_accumulation_steps": "a step takes all packs of a minibatch: algorithm.minibatches",
