@@ -166,6 +166,9 @@ REFUSED = {
         {"task__toml": '[agent]\ntimeout_sec = "3"'},
         "timeout_sec = '3': expected a positive",
     ),
+    "no section": ({"task__toml": "agent = 3"}, "task.toml: agent = 3: expected a table"),
+    "an open quote": ({"environment_Dockerfile": 'FROM ubuntu\nENV A="b'}, "cannot be read: No closing quotation"),
+    "a copy without a source": ({"environment_Dockerfile": "FROM ubuntu\nCOPY a"}, "COPY a has no source"),
     "no TOML": ({"task__toml": "["}, "task.toml: is no TOML"),
     "an image": ({"environment_Dockerfile": "FROM node:22\nWORKDIR /app"}, "FROM node:22: needs a container image"),
     "packages": (

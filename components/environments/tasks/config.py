@@ -50,6 +50,8 @@ def parse(text: str, offline: bool) -> tuple[dict[str, Any], list[str]]:
     except tomllib.TOMLDecodeError as error:
         return {}, [f"is no TOML: {error}"]
     for name in _SECTIONS:
+        if not isinstance(data.get(name, {}), dict):
+            return {}, [f"{name} = {data[name]!r:.80}: expected a table"]
         data |= {f"{name}.{key}": value for key, value in data.pop(name, {}).items()}
     _rename(data)
     settings = dict.fromkeys(KEYS) | DEFAULTS

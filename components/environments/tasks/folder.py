@@ -126,8 +126,8 @@ def _task(folder: Path, offline: bool) -> tuple[FolderTask | None, list[str]]:
         if problems:
             return None, [f"task.toml: {problem}" for problem in problems]
         image = Image(folder / "environment", _below("environment", names), settings)
-    except UnicodeDecodeError as error:
-        return None, [f"contains text that is not UTF-8: {error}"]
+    except ValueError as error:  # no UTF-8, an open quote, or invalid JSON
+        return None, [f"instruction.md, task.toml or environment/Dockerfile cannot be read: {error}"]
     if image.problems:
         return None, image.problems
     return FolderTask(

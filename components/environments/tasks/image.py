@@ -82,6 +82,8 @@ class Image:
     def _copy(self, words: Sequence[str]) -> None:
         """Copy as Docker does: the content of a folder; a file into a folder, or to a path."""
         *sources, target = words
+        if not sources:
+            raise ValueError(f"COPY {target} has no source")
         path = self._at / target
         into = target.endswith("/") or len(sources) > 1 or path == self._at
         into = into or any(path in copied.parents for copied in self._copied)
