@@ -30,14 +30,14 @@ async def main(root: str, steps: int) -> None:
             name="agent-001", project="demo", base_model="tiny", base_path=f"{root}/.art", report_metrics=[]
         )
         await model.register(backend)
-        print("begins", await model.get_step())
+        print("begins", await model.get_step(), flush=True)
         for _ in range(await model.get_step(), steps):
             groups = await art.gather_trajectory_groups(
                 art.TrajectoryGroup(rollout(model, word) for _ in range(3)) for word in WORDS
             )
             result = await backend.train(model, groups, learning_rate=1e-2)
             await model.log(groups, metrics=result.metrics, step=result.step, split="train")
-            print("trained", json.dumps([result.step, result.metrics, result.checkpoint_path]))
+            print("trained", json.dumps([result.step, result.metrics, result.checkpoint_path]), flush=True)
         await model.train_sft(
             [trajectory for group in groups for trajectory in group], art.TrainSFTConfig(batch_size=2)
         )

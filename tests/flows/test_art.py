@@ -17,9 +17,11 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 from components.errors import EngineError, SpecError
+from components.inference.protocol import ChatCompletion, ChatRequest
 from components.trajectories.store import read_trajectories
 from flows.history.records import Records
 from flows.loop.art import ArtBackend
+from flows.loop.served_policy import ServedPolicy
 
 CLIENT = Path(os.environ.get("HARNESSES", "")) / "art"
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,23 +224,73 @@ def test_what_has_no_equivalent_is_refused_by_name(tmp_path):
 @pytest.mark.skipif(
     not CLIENT.is_dir(), reason="HARNESSES names no folder with ART's client; run `make test-harnesses`"
 )
-def test_arts_own_client_trains_and_resumes(tmp_path):
-    def program(steps: int) -> dict[str, list]:
-        path = f"{ROOT}:{CLIENT.absolute()}"
-        environment = {**os.environ, "PYTHONPATH": path, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        script = [sys.executable, str(Path(__file__).with_name("art_program.py")), str(tmp_path), str(steps)]
-        ended = subprocess.run(script, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr[-3000:]
-        printed = [line.partition(" ")[::2] for line in ended.stdout.splitlines()]
-        names = ("begins", "trained", "kept")
-        return {name: [json.loads(text) for key, text in printed if key == name] for name in names}
-
-    first, second = program(2), program(4)
-    assert [first["begins"], second["begins"]] == [[0], [3]]
-    assert [step for step, *_ in first["trained"] + second["trained"]] == [1, 2, 4]
-    for _, metrics, _folder in first["trained"]:
+def test_arts_own_client_trains_and_resumes_after_a_kill(tmp_path):
+    path = f"{ROOT}:{CLIENT.absolute()}"
+    environment = {**os.environ, "PYTHONPATH": path, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    command = [sys.executable, str(Path(__file__).with_name("art_program.py")), str(tmp_path)]
+    options: dict = {"env": environment, "cwd": ROOT, "text": True, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*command, "99"], stderr=subprocess.DEVNULL, **options) as killed:
+        begun = [next(killed.stdout) for _ in range(2)]
+        killed.kill()
+    ended = subprocess.run([*command, "4"], stderr=subprocess.PIPE, check=False, **options)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    printed = [line.partition(" ")[::2] for line in [*begun, *ended.stdout.splitlines()]]
+    first, again = (json.loads(text) for name, text in printed if name == "begins")
+    trained = [json.loads(text) for name, text in printed if name == "trained"]
+    assert first == 0
+    assert again in (1, 2)  # the kill may come after the next step
+    assert [step for step, *_ in trained] == [1, *range(again + 1, 5)]
+    for _, metrics, _folder in trained:
         assert "train/off_policy" not in metrics
         assert metrics["loss/grad_norm"] > 0
-    history = [json.loads(line) for line in (tmp_path / ".art/demo/models/agent-001/history.jsonl").open()]
+    lines = (tmp_path / ".art/demo/models/agent-001/history.jsonl").read_text().splitlines()
+    history = [json.loads(line) for line in lines]
     assert {"train/reward", "loss/train"} <= {name for row in history for name in row}
-    assert first["kept"][0][0] == 3
+    step, kept = json.loads(printed[-1][1])
+    assert step == 5  # after SFT
+    assert step in kept
+    assert len(kept) <= 2
+
+
+class Versioned:
+    """Engine that answers with its policy when it is let."""
+
+    def __init__(self, policy: str):
+        self.policy, self.begun, self.let = policy, asyncio.Event(), asyncio.Event()
+
+    async def chat(self, request: ChatRequest) -> ChatCompletion:
+        assert request.policy == self.policy
+        self.begun.set()
+        await self.let.wait()
+        return ChatCompletion({"role": "assistant", "content": ""}, "stop", [1], [2], [-1.0], self.policy)
+
+    def release(self) -> None:
+        pass
+
+
+def test_a_training_waits_for_running_calls_and_lets_new_ones_wait():
+    async def program():
+        served, old, new = ServedPolicy(), Versioned("a"), Versioned("b")
+        new.let.set()
+        served.use(old, 0)
+        first = asyncio.create_task(served.chat(ChatRequest([])))
+        await old.begun.wait()
+        order = []
+
+        async def train():
+            async with served.replaced():
+                order.append("train")
+                served.use(new, 1)
+
+        training = asyncio.create_task(train())
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(served.chat(ChatRequest([])))
+        await asyncio.sleep(0.05)
+        assert not order
+        assert not new.begun.is_set()
+        old.let.set()
+        answers = [(await first).policy, (await second).policy]
+        await training
+        return answers
+
+    assert asyncio.run(program()) == ["a", "b"]
