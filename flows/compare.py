@@ -1,5 +1,6 @@
 """`python -m flows.compare RUN RUN …` or `A=RUN,RUN,RUN B=RUN,RUN,RUN`: comparison of runs, or of settings with several
-seeds each, with a verdict. The first one is the baseline.
+seeds each, with a verdict. The first one is the baseline. `python -m flows.compare ROOT/served` compares the versions
+of a served policy by the feedback of its users (`flows.reporting.production`).
 
 Runs with the same settings and different seeds form a side, stated or found by their settings. The verdict `better`,
 `worse` or `undecided` follows from the 95 % interval of the difference in held-out success, over seeds and scenarios
@@ -20,7 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.data.served.log import files
 from components.errors import EspalierError
+from flows.reporting import production
 from flows.reporting.comparison import compare, join_names
 from flows.reporting.settings import MISSING
 from flows.reporting.sides import stated_sides
@@ -220,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="+",
         metavar="RUN",
         help="id, prefix of an id, experiment's name (its latest run), or latest; or sides: A=RUN,RUN,RUN "
-        "B=RUN,RUN,RUN",
+        "B=RUN,RUN,RUN; or a folder of recorded conversations: ROOT/served",
     )
     add_store_trust(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="file of the page (default: ROOT/compare/IDS.html)")
@@ -228,6 +231,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(argv)
     from components.pages.comparison import render
 
+    folder = Path(options.runs[0]).expanduser()
+    if len(options.runs) == 1 and files(folder):
+        versions = production.served_versions(folder)
+        print(json.dumps(production.to_json(versions)) if options.json else production.to_text(versions))
+        return 0
     try:
         sides = stated_sides(options.runs)
         references = options.runs if sides is None else [run for runs in sides.values() for run in runs]

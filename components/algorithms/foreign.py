@@ -1,10 +1,11 @@
 """Episodes of other models, converted to the tokens of the model in training.
 
 `sampling["tokenizer"]` of a trajectory identifies the tokenizer of its token ids, if that was not the model in training
-(`weights.tokenizer_digest`). If it is the same tokenizer, including the chat template, the sampled tokens are kept.
-Otherwise the ids have no meaning here: they are removed, and the messages are tokenized with the model's own chat
-template (`ChatFormat.streams`), like any written conversation. An episode with a truncated answer is left out:
-tokenized again, the answer would end with the end-of-turn token and teach the model to stop in the middle.
+(`weights.tokenizer_digest`). If it is the same tokenizer, including the chat template, the sampled tokens are kept;
+those of a served policy need the same vocabulary only (`digests.vocabulary_digest`). Otherwise the ids have no meaning
+here: they are removed, and the messages are tokenized with the model's own chat template (`ChatFormat.streams`), like
+any written conversation. An episode with a truncated answer is left out: tokenized again, the answer would end with the
+end-of-turn token and teach the model to stop in the middle.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from components.errors import ArtifactError
-from components.trajectories.schema import History, Message, Trajectory
+from components.trajectories.schema import VOCABULARY, History, Message, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,13 @@ class OwnTokens:
 
     def __init__(self, base_dir: Path, *, sampled: bool):
         self._sampled = sampled
-        self._own = cache(partial(_tokenizer_digest, base_dir))
+        self._own = cache(partial(_digest, base_dir))
 
     def __call__(self, trajectory: Trajectory) -> Trajectory | None:
         """Return the episode without token ids of another tokenizer; None if it is left out because an answer was
         truncated. Raises ArtifactError if it must be the policy's own sample and is not."""
-        if TOKENIZER not in trajectory.sampling or trajectory.sampling[TOKENIZER] == self._own():
+        digest = trajectory.sampling.get(TOKENIZER)
+        if digest is None or digest == self._own(digest.startswith(VOCABULARY)):
             return trajectory
         if self._sampled:
             raise ArtifactError(
@@ -60,10 +62,11 @@ def convert_foreign_tokens(trajectories: Sequence[Trajectory], base_dir: Path, *
     return converted
 
 
-def _tokenizer_digest(base_dir: Path) -> str:
-    from components.models.weights import tokenizer_digest
+def _digest(base_dir: Path, vocabulary: bool) -> str:
+    from components.models.digests import vocabulary_digest
+    from components.models.weights import load_tokenizer, tokenizer_digest
 
-    return tokenizer_digest(base_dir)
+    return vocabulary_digest(load_tokenizer(base_dir)) if vocabulary else tokenizer_digest(base_dir)
 
 
 def _longest(histories: Sequence[History]) -> list[History]:

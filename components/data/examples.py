@@ -41,11 +41,21 @@ class Candidate:
     """Label of each assistant message; empty without labels."""
     name: str = ""
     """Id of the trajectory in the source; empty without an id."""
+    tokenizer: str = ""
+    """Digest of the tokenizer of the token ids; empty without them."""
 
     @property
     def messages(self) -> list[Message]:
         """Messages of all histories."""
         return [message for history in self.histories for message in history.messages]
+
+    def drop_tokens(self) -> None:
+        """Leave the messages, which the training tokenizes."""
+        for history in self.histories:
+            history.token_ids, history.logprobs = [], []
+        for message in self.messages:
+            message.span = None
+        self.tokenizer = ""
 
 
 @dataclass(slots=True)
@@ -77,11 +87,13 @@ class DataExample:
 
     def place_reasoning(self, place: Literal["field", "text", "drop"]) -> None:
         """Leave the reasoning of all messages as it is, write it in front of their content, or remove it."""
-        for message in (message for candidate in self.candidates for message in candidate.messages):
-            if message.reasoning is not None and place != "field":
-                if place == "text":
-                    message.content = THINK.write(message.reasoning, message.content)
-                message.reasoning = None
+        for candidate in self.candidates:
+            for message in candidate.messages:
+                if message.reasoning is not None and place != "field":
+                    if place == "text":
+                        message.content = THINK.write(message.reasoning, message.content)
+                    message.reasoning = None
+                    candidate.drop_tokens()
 
     def shared_scenario(self) -> str:
         """Return the id of the scenario that the row shares with others: `group`, or that of all single answers with
@@ -124,7 +136,10 @@ class DataExample:
             alone = not candidate.name and not self.shared_scenario()
             own = f"{name}/{sample}" if alone else f"{candidate.name or name}~row-{number}"
             trajectory = Trajectory(
-                own, scenario, sample, candidate.histories, self.tools, outcome=_outcome(candidate), policy=IMPORTED
+                *(own, scenario, sample, candidate.histories, self.tools),
+                outcome=_outcome(candidate),
+                policy=IMPORTED,
+                sampling={"tokenizer": candidate.tokenizer} if candidate.tokenizer else {},
             )
             labels = candidate.step_labels
             yield trajectory, Score(own, candidate.reward, written(STEP_LABELS, labels), list(labels))

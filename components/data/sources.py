@@ -20,6 +20,7 @@ from components.data.csv_records import csv_rows
 from components.data.files import DataFile, data_files, digest, reading
 from components.data.json_rows import InvalidJSON, holds_lines, json_rows, line_rows, not_an_object
 from components.data.rows import BrokenRow, DataRow, OnBroken, RowTooLarge
+from components.data.served.rows import ServedSource
 from components.data.spec import SourceSpec
 from components.data.tables import Tables, json_data
 from components.errors import ResourceError
@@ -40,6 +41,8 @@ def content_digest(spec: SourceSpec) -> str:
     ResourceError if the source cannot be read."""
     if spec.dataset is not None:
         return f"{spec.dataset}@{commit(spec)}"
+    if (served := ServedSource.of(spec)) is not None:
+        return served.digest()
     return digest(data_files(spec))
 
 
@@ -48,6 +51,9 @@ def _rows(spec: SourceSpec, on_broken: OnBroken) -> Iterator[DataRow]:
         name = "/".join(part for part in (spec.dataset, spec.config, spec.split or "train") if part)
         for number, values in enumerate(dataset_rows(spec), 1):
             yield DataRow(number, name, json_data(values))
+        return
+    if (served := ServedSource.of(spec)) is not None:
+        yield from (DataRow(number, served.path, row) for number, row in enumerate(served.rows(), 1))
         return
     with Tables() as tables:
         for file in data_files(spec):

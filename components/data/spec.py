@@ -26,6 +26,7 @@ FormName = Literal[
     "thumbs",
     "step_labels",
     "trajectories",
+    "served",
 ]
 
 

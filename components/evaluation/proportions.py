@@ -20,6 +20,15 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
     return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
 
 
+def independent_difference(after: tuple[float, float], before: tuple[float, float]) -> tuple[float, float]:
+    """Return the 95 % interval of p_after - p_before of two samples, each (successes, n); n > 0.
+
+    Newcombe 1998, method 10: with Wilson's limits l, u of each proportion, as `newcombe` with φ = 0.
+    """
+    (p_a, (l_a, u_a)), (p_b, (l_b, u_b)) = [(successes / n, wilson(successes, n)) for successes, n in (after, before)]
+    return p_a - p_b - math.hypot(p_a - l_a, u_b - p_b), p_a - p_b + math.hypot(u_a - p_a, p_b - l_b)
+
+
 def newcombe(*, both: float, gained: float, lost: float, neither: float) -> tuple[float, float]:
     """Return the 95 % interval of p_after - p_before from the counts of pairs.
 

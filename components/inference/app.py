@@ -1,7 +1,7 @@
 """The application of a server for clients of OpenAI and Anthropic: its routes.
 
 Routes: `/v1/chat/completions`, `/v1/responses`, `/v1/completions`, Anthropic's `/v1/messages` and
-`/v1/messages/count_tokens`, `/v1/models`, `/health`. The model name in a request
+`/v1/messages/count_tokens`, `/v1/models`, `/v1/feedback`, `/health`. The model name in a request
 is `name`, or `name@version` to require that policy version (else HTTP 409). With a folder of adapters,
 `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` change the policy, as in vLLM: the adapter `name@version` becomes
 the policy `version`. Adapters outside that folder are rejected. Unsupported requests get HTTP 400 and OpenAI's error
@@ -42,6 +42,7 @@ from components.inference.protocol import (
     MonitoredEngine,
     gather_completions,
 )
+from components.inference.recording import HEADER, Answer, ServedRecorder
 from components.inference.refusals import refuse
 from components.inference.request_bodies import LONGEST_NAME, RequestBody, RequestContext, read_body
 from components.inference.response_events import ResponseAnswers
@@ -87,6 +88,8 @@ class AppOptions:
     """
     samples: bool = False
     """True to add the tokens to the choices of Chat Completions, except streams (`components.inference.samples`)."""
+    recorder: ServedRecorder | None = None
+    """Recorder of conversations and feedback; None records nothing."""
 
 
 def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
@@ -157,6 +160,7 @@ def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
         *,
         streamed: bool | None,
         live: bool = True,
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
         """Return the answers to a request: an object, or a stream of events. Raises WaitTimeout after `options.timeout`
         seconds."""
@@ -169,8 +173,32 @@ def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
                 raise WaitTimeout(f"the engine did not answer within {options.timeout:g} s") from None
 
         if streamed:
-            return await streaming.stream(request, Feed(requests, within_time, live=live), answers, refuse)
-        return JSONResponse(answers.whole(await unless_disconnected(request, within_time(requests))))
+            stream = await streaming.stream(request, Feed(requests, within_time, live=live), answers, refuse)
+            stream.headers.update(headers or {})
+            return stream
+        whole = answers.whole(await unless_disconnected(request, within_time(requests)))
+        return JSONResponse(whole, headers=headers)
+
+    async def converse(
+        request: Request,
+        engine: Engine,
+        requests: Sequence[ChatRequest],
+        answers: streaming.Answers[Any, ChatCompletion],
+        head: streaming.Head,
+        *,
+        streamed: bool | None,
+        store: bool | None = None,
+    ) -> Response:
+        """Return the answers of an engine to a conversation, which are recorded if the server does so. store: false if
+        the client refuses that."""
+        complete: Answer = partial(_answer_all, engine)
+        headers = {}
+        if options.recorder is not None and store is not False:
+            call = options.recorder.begin(requests[0], head(BASE_POLICY)["id"], request.headers.get(HEADER))
+            complete, headers = call.recorded(complete), {HEADER: call.conversation}
+        return await respond(
+            *(request, requests, complete, answers), streamed=streamed, live=engines is None, headers=headers
+        )
 
     @app.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
@@ -178,10 +206,8 @@ def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
         body, agent = split_agent(await read_json_object(request, pending))
         parsed = chat_completions.read_request(body, context_of(engine, agent))
         answers = chat_completions.ChatAnswers(parsed, head, decode, samples=options.samples)
-        complete = partial(_answer_all, engine)
-        return await respond(
-            request, parsed.requests, complete, answers, streamed=parsed.body.stream, live=engines is None
-        )
+        streamed, store = parsed.body.stream, body.get("store")
+        return await converse(request, engine, parsed.requests, answers, head, streamed=streamed, store=store)
 
     @app.post("/v1/responses")
     async def create_response(request: Request) -> Response:
@@ -202,18 +228,16 @@ def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
                 stored[head(answer.policy)["id"]] = [*parsed.conversation, answer.message]
 
         answers = ResponseAnswers(parsed, head, decode, completed)
-        complete = partial(_answer_all, engine)
-        return await respond(
-            request, [parsed.request], complete, answers, streamed=parsed.body.stream, live=engines is None
-        )
+        streamed, store = parsed.body.stream, body.get("store")
+        return await converse(request, engine, [parsed.request], answers, head, streamed=streamed, store=store)
 
     @app.post("/v1/messages")
     async def create_message(request: Request) -> Response:
         engine = engine_of(request)
         body, agent = split_agent(await read_json_object(request, pending))
         asked, parsed = anthropic_messages.read_request(body, context_of(engine, agent))
-        answers, complete = MessageAnswers(new_head("msg_")), partial(_answer_all, engine)
-        return await respond(request, [asked], complete, answers, streamed=parsed.stream, live=engines is None)
+        head = new_head("msg_")
+        return await converse(request, engine, [asked], MessageAnswers(head), head, streamed=parsed.stream)
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> dict[str, int]:
@@ -224,6 +248,13 @@ def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
         if count is None:
             raise HTTPException(404, "the engine of this server cannot count tokens; use inference=embedded or vllm")
         return {"input_tokens": await asyncio.to_thread(count, asked)}
+
+    @app.post("/v1/feedback")
+    async def create_feedback(request: Request) -> dict[str, Any]:
+        if options.recorder is None:
+            text = "this server records no answers, so there is nothing to give feedback on; start it with --record DIR"
+            raise HTTPException(404, text)
+        return await options.recorder.feedback(await read_json_object(request, pending))
 
     @app.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
@@ -272,7 +303,12 @@ def create_app(engine: ModelEngine, name: str, options: AppOptions) -> FastAPI:
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        state = {"status": "ok", "model": name, "policy": None if engine.policy == BASE_POLICY else engine.policy}
+        state: dict[str, Any] = {
+            "status": "ok",
+            "model": name,
+            "policy": None if engine.policy == BASE_POLICY else engine.policy,
+        }
+        state |= {"recording": False} if options.recorder is None else options.recorder.health()
         stalled = engine.stalled_seconds if isinstance(engine, MonitoredEngine) else 0.0
         if stalled < STALLED_SECONDS:
             return JSONResponse(state)

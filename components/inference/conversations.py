@@ -95,7 +95,7 @@ class Conversations:
         of the request.
         """
         messages = list(request.messages)
-        keys = list(_keys(messages, request.tools))
+        keys = list(conversation_keys(messages, request.tools))
         turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
         for turn in reversed(turns):
             answer = self._answer(request, messages[turn], keys[turn])
@@ -178,11 +178,11 @@ def stop_ids(declared: int | list[int] | None, chat: ChatFormat) -> frozenset[in
 def key_of(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
     """Return the key of a conversation. Empty optional fields of messages do not affect it, nor does the form of the
     arguments of calls, nor reasoning, which clients may leave out."""
-    *_, key = _keys(messages, tools)
+    *_, key = conversation_keys(messages, tools)
     return key
 
 
-def _keys(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Iterator[str]:
+def conversation_keys(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the key of the conversation up to each message."""
     digest = sha256(json.dumps(tools, sort_keys=True).encode())
     for message in messages:

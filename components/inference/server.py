@@ -27,14 +27,17 @@ from typing import Self
 
 from starlette.types import ASGIApp
 
-from components.errors import ResourceError, WaitTimeout
+from components.data.served.spec import RecordsSpec
+from components.errors import ResourceError, SpecError, WaitTimeout
 from components.inference.access import AccessMiddleware, check_key, key_from_environment
 from components.inference.app import AppOptions, create_app
 from components.inference.connection import BoundedConnection
 from components.inference.engines.remote import RemoteEngine, RemoteSpec
 from components.inference.protocol import Engine, ModelEngine
+from components.inference.recording import ServedRecorder
 from components.inference.request_bodies import LONGEST_NAME
 from components.inference.token_texts import TokenDecoder
+from components.specs import validate
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,16 @@ class ListenOptions:
     application has an engine for each key."""
     allowed_hosts: tuple[str, ...] = ()
     """Additional values of Host (`components.inference.access`)."""
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Recording of conversations and feedback."""
+
+    folder: Path
+    version: str
+    """Version of the served model, by which results are compared."""
+    spec: RecordsSpec
 
 
 class AppServer:
@@ -167,11 +180,12 @@ def serve_model(
     device: str = "auto",
     app: AppOptions | None = None,
     listen: ListenOptions | None = None,
+    record: RecordOptions | None = None,
 ) -> Iterator[ModelServer]:
     """Serve the model in a local folder, such as an export, within the block; `name` defaults to the folder's name.
 
-    max_length: maximum conversation length in tokens. Raises ResourceError if the folder contains no model, and the
-    errors of `ModelServer`.
+    max_length: maximum conversation length in tokens. record: None records nothing. Raises ResourceError if the folder
+    contains no model, or that of the records is not private, and the errors of `ModelServer`.
     """
     model_dir = Path(model_dir)
     if not (model_dir / "config.json").is_file():
@@ -181,6 +195,14 @@ def serve_model(
     engine = TransformersEngine(model_dir, max_length=max_length, dtype=dtype, device=device)
     try:
         app = replace(app or AppOptions(), decode=TokenDecoder(engine.tokenizer))
+        if record is not None:
+            from components.models.digests import vocabulary_digest
+
+            vocabulary = vocabulary_digest(engine.tokenizer)
+            recorder = ServedRecorder(
+                record.folder, record.version, record.spec, vocabulary=vocabulary, decode=app.decode
+            )
+            app = replace(app, recorder=recorder)
         with ModelServer(engine, name or model_dir.resolve().name, app, listen) as running:
             yield running
     finally:
@@ -260,7 +282,26 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    group = parser.add_argument_group("recording of conversations and feedback (docs/guides/production.md)")
+    group.add_argument("--record", type=Path, metavar="DIR", help="private folder to record in (default: none)")
+    group.add_argument("--version", type=_name, help="version of the model in the records; required by --record")
+    group.add_argument("--retention-days", type=float, default=30.0, metavar="N", help="delete after (%(default)g)")
+    group.add_argument(
+        "--retention-megabytes", type=float, default=1024.0, metavar="N", help="keep at most (%(default)g)"
+    )
+    group.add_argument(
+        "--redact", action="append", default=[], metavar="REGEX", help="replace matching text; may be given again"
+    )
     options = parser.parse_args(arguments)
+    record = None
+    if options.record is not None:
+        if options.version is None:
+            parser.error("--record requires --version NAME: results are compared by version")
+        limits = {"days": options.retention_days, "megabytes": options.retention_megabytes, "redact": options.redact}
+        try:
+            record = RecordOptions(options.record, options.version, validate(RecordsSpec, limits, path="--record"))
+        except SpecError as error:
+            parser.error(str(error))
     os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bar of model loading in the log
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # shut down cleanly on SIGTERM too
@@ -275,6 +316,7 @@ def main(arguments: list[str] | None = None) -> int:
             device=options.device,
             app=AppOptions(adapters=options.adapters),
             listen=ListenOptions(options.host, options.port, key=key, allowed_hosts=tuple(options.allowed_hosts)),
+            record=record,
         ) as server:
             logger.info("serving %s on %s (Ctrl-C stops)", server.name, server.url)
             server.wait()

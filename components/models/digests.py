@@ -20,6 +20,7 @@ from typing import Any
 from components.artifacts.keys import file_digest, json_digest
 from components.errors import ResourceError
 from components.json_text import parse_json
+from components.trajectories.schema import VOCABULARY
 
 ENDINGS = (".json", ".safetensors", ".txt", ".model", ".jinja")
 """Suffixes of a model's files."""
@@ -38,6 +39,16 @@ def belongs(name: str) -> bool:
 def folder_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model's files."""
     return json_digest(_contents(folder))
+
+
+def vocabulary_digest(tokenizer: Any) -> str:
+    """Return a digest of the rules by which a tokenizer turns text into token ids. An export, which has a chat template
+    and decoders of its own, has that of its policy."""
+    backend, parts = getattr(tokenizer, "backend_tokenizer", None), [sorted(tokenizer.get_vocab().items())]
+    if backend is not None:
+        rules = json.loads(backend.to_str())
+        parts = [rules[name] for name in ("model", "added_tokens", "normalizer", "pre_tokenizer")]
+    return f"{VOCABULARY}{json_digest(parts)}"
 
 
 def write_record(record: Path, folder: Path, revision: str | None) -> str | None:

@@ -41,11 +41,11 @@ from components.rollout import formats
 from components.rollout.action_format import is_invalid_call
 from components.rollout.formats import Presentation
 from components.rollout.observations import cleaned
-from components.rollout.recorder import Recorder
 from components.rollout.request import EpisodeRequest
 from components.rollout.tool_schemas import as_tools
 from components.rollout.usage import ReportedUsage
 from components.trajectories.convert import to_message
+from components.trajectories.recorder import Recorder
 from components.trajectories.schema import Failure, Role, Trajectory
 from components.trajectories.truncation import CONTEXT, MESSAGES, TURNS, truncated_at
 

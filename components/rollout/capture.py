@@ -24,8 +24,8 @@ from typing import Any
 
 from components.errors import CallLimitReached, ContextOverflow, EngineError, ResourceError, SpecError
 from components.inference.protocol import FREE, MAIN, ChatCompletion, ChatRequest, Engine, Sampling, gather_completions
-from components.rollout.recorder import Recorder
 from components.rollout.usage import ReportedUsage
+from components.trajectories.recorder import Recorder
 from components.trajectories.schema import History
 from components.trajectories.truncation import CALLS, CONTEXT
 

@@ -22,6 +22,8 @@ from components.redaction import mask_text
 SCHEMA_VERSION = 1
 
 Role = Literal["system", "user", "assistant", "tool"]
+VOCABULARY = "vocabulary:"
+"""Beginning of the digest of a tokenizer without its chat template (`Trajectory.sampling`)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -151,9 +153,9 @@ class Trajectory:
     """Version of the acting policy, the first one of several: a digest, or for demonstrations `solver`, `teacher`,
     `correction` or `imported`."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """Sampling parameters: temperature, top_p, top_k, min_p, seed. For a teacher also `tokenizer`: digest of the
-    tokenizer that the token ids belong to. For an episode that several policies played also `versions`
-    (`components.trajectories.versions`)."""
+    """Sampling parameters: temperature, top_p, top_k, min_p, seed. For a teacher and a served policy also `tokenizer`:
+    digest of the tokenizer that the token ids belong to (`VOCABULARY`). For an episode that several policies played
+    also `versions` (`components.trajectories.versions`)."""
     reward: float | None = None
     """Final reward by the judge; None before judging, or if the episode could not be scored."""
     advantage: float | None = None

@@ -1,9 +1,9 @@
 """Check of the chat template over several turns, as the engine and the recorder of rollouts use it.
 
 Scripted episodes are played through the prompt cache of the engines (`components.inference.conversations`), the
-action format and the recorder (`components.rollout.recorder`): calls of tools, answers, questions; with and without
-reasoning in `<think>`; with an environment that begins a new context (`Step.new_context`). Each prompt has to extend
-the tokens so far, or to begin a new history that shows every message.
+action format and the recorder (`components.trajectories.recorder`): calls of tools, answers, questions; with and
+without reasoning in `<think>`; with an environment that begins a new context (`Step.new_context`). Each prompt has to
+extend the tokens so far, or to begin a new history that shows every message.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from components.evaluation.checks import PropertyCheck, check_result
 from components.inference.conversations import Conversations, stop_ids
 from components.inference.protocol import ChatRequest
 from components.rollout.formats import SingleActionFormat
-from components.rollout.recorder import Recorder
 from components.trajectories.call_forms.pythonic import write_pythonic
 from components.trajectories.chat import ChatFormat
 from components.trajectories.reasoning import ReasoningForm
+from components.trajectories.recorder import Recorder
 from flows.certification.subject import Subject, call_message, tool
 
 NAME = "template"

@@ -27,6 +27,7 @@ def resolve(spec: DataSpec) -> ImportedData:
 
     if not spec.is_set:
         raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])
+    spec = _until_now(spec)
     content = _digest(spec, "data.path" if spec.path is not None else "data.dataset")
     heldout = spec.heldout_source()
     heldout_key = "data.heldout_path" if spec.heldout_path is not None else "data.heldout_split"
@@ -36,6 +37,17 @@ def resolve(spec: DataSpec) -> ImportedData:
     except ResourceError as error:
         raise SpecError([Problem("data.path", str(error))]) from None
     return ImportedData(spec.model_copy(update={"form": form}), content, heldout_content)
+
+
+def _until_now(spec: DataSpec) -> DataSpec:
+    """Return conversations of a served policy up to now, because a server may go on recording."""
+    from components.data.served.rows import ServedSource
+
+    try:
+        served = ServedSource.of(spec)
+    except ResourceError as error:
+        raise SpecError([Problem("data.path", str(error))]) from None
+    return spec if served is None else spec.model_copy(update={"path": served.until_now().path})
 
 
 def _digest(source: SourceSpec, key: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from components.errors import Problem, SpecError
 from components.inference.samples import FIELD, SAMPLING, answer_of
 from components.rollout.collect_spec import CollectSpec
-from components.rollout.recorder import Recorder
 from components.trajectories import schema
+from components.trajectories.recorder import Recorder
 from flows.loop.groups import Transcript
 
 

@@ -104,7 +104,8 @@ def _canary(execution: Execution, deployed: Deployment, export: Artifact) -> flo
     if deployed.url is None:
         return None
     spec = execution.spec.deploy.canary
-    with closing(RemoteEngine(canary_endpoint(deployed, spec.timeout))) as engine:
+    fixed = {"store": False} if deployed.target == "local" else {}  # its prompts are no users' conversations
+    with closing(RemoteEngine(canary_endpoint(deployed, spec.timeout), fixed=fixed)) as engine:
         return check_endpoint(engine, deployed, export.path, prompts=spec.prompts, agreement=spec.agreement)
 
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 JUDGEMENTS = "judgements"
 LONGEST_QUESTION = 10_000
 """Characters that an embedded judge reads (conf/judge_model/embedded.yaml)."""
-FORMS = (*(form for form in get_args(FormName) if form not in ("auto", "trajectories")), "parquet", JUDGEMENTS)
-"""Forms of imports, which all can be written; `parquet` for whole episodes; `judgements` to train a judge on."""
+READ_ONLY = {"auto", "trajectories", "served"}
+FORMS = (*(form for form in get_args(FormName) if form not in READ_ONLY), "parquet", JUDGEMENTS)
+"""Forms of imports that can be written; `parquet` for whole episodes; `judgements` to train a judge on."""
 SELF_SCORED = ("dataset", "feedback")
 """Kinds of artifacts that hold trajectories with their scores."""
 

@@ -20,7 +20,7 @@ from components.inference.protocol import ChatRequest, Sampling
 from components.models import trained_weights
 from components.models.distribution import Cut
 from components.models.spec import LoraSpec
-from components.rollout.recorder import Recorder
+from components.trajectories.recorder import Recorder
 from components.trajectories.schema import History, Scenario, Trajectory
 from tests.algorithms.builders import MODEL, make_policy, train
 

@@ -278,8 +278,8 @@ def test_the_mlflow_command_is_the_one_that_runs_print():
 
 
 def test_every_block_says_what_it_is():
-    """python and yaml are read here and run in test_readme, javascript in test_agents, sh is checked above; py is code
-    for other libraries; console and text are output."""
+    """python and yaml are read here and run in test_readme, javascript in test_agents, html in test_production, sh is
+    checked above; py is code for other libraries; console and text are output."""
     for block in BLOCKS:
         if block.language in ("python", "py"):
             compile(block.text, str(block), "exec")
@@ -288,7 +288,7 @@ def test_every_block_says_what_it_is():
         elif block.language == "json":
             assert isinstance(json.loads(block.text), dict), block
         else:
-            assert block.language in ("sh", "console", "text", "javascript"), block
+            assert block.language in ("sh", "console", "text", "javascript", "html"), block
 
 
 def test_the_mistakes_in_the_documentation_are_answered_so():

@@ -16,8 +16,8 @@ from components.inference.protocol import ResponseForm
 from components.inference.transformers import batch
 from components.inference.transformers.sampling import ReasoningLimit
 from components.models.weights import load_model
-from components.rollout.recorder import Recorder
 from components.trajectories.chat import ChatFormat
+from components.trajectories.recorder import Recorder
 from components.trajectories.schema import Scenario, Trajectory
 from tests.inference.exact import TOLERANCE, ask, logits
 from tests.inference.test_engine import chat

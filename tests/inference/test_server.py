@@ -386,7 +386,7 @@ def test_a_missing_model_is_no_unknown_route(client):
 
 def test_health(running):
     with urllib.request.urlopen(running[0].url.removesuffix("/v1") + "/health", timeout=600) as answer:
-        assert json.load(answer) == {"status": "ok", "model": "shop", "policy": "v7"}
+        assert json.load(answer) == {"status": "ok", "model": "shop", "policy": "v7", "recording": False}
 
 
 def test_health_says_when_the_engine_makes_no_progress(make_engine):

@@ -13,9 +13,9 @@ from components.inference.protocol import ChatCompletion, Sampling
 from components.inference.transformers.engine import TransformersEngine
 from components.rollout.collector import demonstrate
 from components.rollout.formats import Presentation
-from components.rollout.recorder import Recorder
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
+from components.trajectories.recorder import Recorder
 from components.trajectories.schema import Scenario
 from tests.rollout.worlds import Echo, collect, play
 from tests.trajectories.templates import FORGETFUL, HERMES, OPENED, REASONING

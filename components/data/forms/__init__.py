@@ -11,6 +11,7 @@ from components.data.forms.answers import GROUND_TRUTH, PROMPT_COMPLETION, THUMB
 from components.data.forms.base import Form
 from components.data.forms.comparisons import PREFERENCE, RANKING
 from components.data.forms.conversations import AGENTTRAJ, MESSAGES, SHAREGPT
+from components.data.forms.served import SERVED
 from components.data.forms.step_labels import STEP_LABELS
 from components.data.forms.trajectories import TRAJECTORIES
 
@@ -20,6 +21,7 @@ FORMS: dict[str, Form] = {
     form.name: form
     for form in (
         TRAJECTORIES,
+        SERVED,
         STEP_LABELS,
         AGENTTRAJ,
         PREFERENCE,

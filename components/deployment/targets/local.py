@@ -16,14 +16,17 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import psutil
 from pydantic import Field
 
+from components.data.served.log import FOLDER
+from components.data.served.spec import RecordsSpec
 from components.deployment.targets.base import Deployment, DeploymentTarget, Release
-from components.errors import DeployError, ResourceError, WaitTimeout
+from components.errors import DeployError, Problem, ResourceError, WaitTimeout
 from components.inference.spec import VLLM_PYTHON, flags, vllm_environment, vllm_on_cpu
 from components.specs.served import SERVER_KEY_VARIABLE
 
@@ -54,6 +57,17 @@ class LocalTarget(DeploymentTarget):
     (`make vllm`)."""
     arguments: dict[str, str | int | float | bool] = {}
     """Options of vLLM's server: `{tensor-parallel-size: 2}`; true sets an option without a value."""
+    record: bool = False
+    """Record conversations and the feedback of users in `ROOT/served` (docs/guides/production.md); only with
+    `engine: transformers`."""
+    records: RecordsSpec = RecordsSpec()
+    """Limits and redaction of what is recorded."""
+
+    @classmethod
+    def cross_problems(cls, parts: Mapping[str, Any]) -> Iterable[Problem]:
+        if parts.get("record") and parts.get("engine") == "vllm":
+            text = "true: vLLM's own server records nothing; expected deploy.target.engine=transformers"
+            yield Problem("record", text)
 
     on_this_machine: ClassVar[bool] = True
 
@@ -85,7 +99,7 @@ class LocalTarget(DeploymentTarget):
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
             process = subprocess.Popen(
-                self._command(release, port),
+                self._command(release, port, root.parent / FOLDER),
                 cwd=CODE if self.engine == "transformers" else log.parent,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -107,9 +121,14 @@ class LocalTarget(DeploymentTarget):
         details["spec"] = self.model_copy(update={"port": port}).model_dump_json()
         return Deployment("local", release.version, release.digest, url, release.name, details=details)
 
-    def _command(self, release: Release, port: int) -> list[str]:
+    def _command(self, release: Release, port: int, served: Path) -> list[str]:
         if self.engine == "transformers":
             options = ["--port", str(port), "--name", release.name, "--max-length", str(release.max_length)]
+            if self.record:
+                limits = {"--retention-days": self.records.days, "--retention-megabytes": self.records.megabytes}
+                options += ["--record", str(served), "--version", release.version]
+                options += [f"{name}={value}" for name, value in limits.items()]
+                options += [f"--redact={pattern}" for pattern in self.records.redact]
             return [sys.executable, "-m", "components.inference.server", str(release.folder), *options]
         config = json.loads((release.folder / "config.json").read_text())
         settings = {

@@ -85,13 +85,18 @@ class RemoteSpec(ModelEndpoint, EngineSpec):
 class RemoteEngine:
     """An engine with one policy at a time on a server, which batches concurrent requests.
 
-    template_kwargs: values of variables of the server's chat template (`model.chat_template_kwargs`). Raises
-    ResourceError if the environment variable of the API key is not set.
+    template_kwargs: values of variables of the server's chat template (`model.chat_template_kwargs`). fixed: further
+    parameters of each request. Raises ResourceError if the environment variable of the API key is not set.
     """
 
-    def __init__(self, spec: RemoteSpec, template_kwargs: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        spec: RemoteSpec,
+        template_kwargs: Mapping[str, Any] | None = None,
+        fixed: Mapping[str, Any] | None = None,
+    ):
         self.spec = spec
-        self._fixed = {"chat_template_kwargs": dict(template_kwargs)} if template_kwargs else {}
+        self._fixed = {**({"chat_template_kwargs": dict(template_kwargs)} if template_kwargs else {}), **(fixed or {})}
         self._policy = BASE_POLICY
         self._model = spec.model
         self._client = spec.client(spec.timeout, spec.retry_for, EngineError, spec.max_requests, spec.wait_for)

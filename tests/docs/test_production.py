@@ -1,0 +1,85 @@
+"""docs/guides/production.md: its commands with the tiny model, and its clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from components.inference.recording import Feedback
+from components.inference.request_bodies import read_body
+from flows.release.deployment_ledger import Ledger
+from flows.runs.deployments import main as deployments
+from tests.docs.pages import ROOT, blocks, commands
+
+PAGE = ROOT / "docs" / "guides" / "production.md"
+TINY = ["size=tiny", "deploy.register_model=true"]
+
+
+def run(command: str, root: Path, *more: str) -> str:
+    """Run a command of the page with the tiny model, below `root`, on any port. Return what it prints."""
+    words = [word.replace("runs/served", str(root / "served")) for word in shlex.split(command)[1:]]
+    words = [word for word in words if not word.startswith("deploy.target.port")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
+    done = subprocess.run(
+        [sys.executable, *words, *more], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed (Node.js 20 or later)")
+def test_the_buttons_of_the_page_send_valid_feedback():
+    (page,) = blocks(PAGE, "html")
+    script = page.text.partition("<script>")[2].partition("</script>")[0]
+    scores = re.findall(r'<button data-score="(\d)">', page.text)
+    stubs = f"""
+        const posts = [], buttons = {json.dumps([{"dataset": {"score": score}} for score in scores])};
+        const document = {{querySelectorAll: () => buttons, getElementById: () => ({{dataset: {{id: "chatcmpl-1"}}}})}};
+        const fetch = (url, options) => posts.push([url, options.body]);
+    """
+    program = f"{stubs}{script}; for (const button of buttons) button.onclick(); console.log(JSON.stringify(posts))"
+    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True, timeout=600)
+    bodies = [read_body(Feedback, json.loads(body)) for url, body in json.loads(done.stdout) if url == "/feedback"]
+    assert [(body.answer, body.score) for body in bodies] == [("chatcmpl-1", 1.0), ("chatcmpl-1", 0.0)]
+
+
+@pytest.mark.timeout(1800)
+def test_the_loop_closes_in_three_commands(tmp_path, capsys):
+    train, again, compare, *_ = commands(PAGE)
+    settings = [*TINY, f"root={tmp_path}"]
+    result = json.loads(run(train, tmp_path, *settings).splitlines()[-1])
+    assert result["deployment"]["state"] == "deployed"
+    active = Ledger(tmp_path, "shop").active()
+    assert active is not None
+    url = active.deployment.url
+    try:
+        client, forward = blocks(PAGE, "python")
+        for _ in range(8):
+            exec(compile(client.text.replace("http://127.0.0.1:8000/v1", url), str(client), "exec"), {})
+        backend: dict = {}
+        exec(compile(forward.text.replace("http://127.0.0.1:8000/v1", url), str(forward), "exec"), backend)
+        asked = {"model": "shop", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+        answer = httpx.post(f"{url}/chat/completions", json=asked, timeout=600).json()["id"]
+        with TestClient(backend["app"]) as page:
+            assert page.post("/feedback", json={"answer": answer, "score": 1}).status_code == 200
+            assert page.post("/feedback", json={"answer": "unknown", "score": 1}).status_code == 404
+    finally:
+        deployments([f"root={tmp_path}", "--stop", "shop"])
+    capsys.readouterr()
+    # Random weights write special tokens, which fail a check of the import.
+    result = json.loads(run(again, tmp_path, *settings, "data.max_dropped=1").splitlines()[-1])
+    assert result["stages"]["import"] == "ran"
+    assert result["stages"]["evaluate[start]"] == "cached"  # of the served policy
+    versions = json.loads(run(compare, tmp_path, "--json"))["versions"]
+    counts = {version["version"]: (version["conversations"], version["scored"]) for version in versions}
+    assert counts == {"1": (17, 9)}  # the second answer to a question is a conversation of its own
