@@ -24,7 +24,7 @@ ESPALIER_MODELS ?= $(CURDIR)/.models
 TOKENIZERS := qwen3 llama3_1 gemma3 deepseek_v3 gptoss
 TOKENIZERS_VERSION := 3.7.2
 
-.PHONY: help setup extras quickstart smoke test test-all test-extras test-models test-slow test-security test-harnesses test-harbor conformance vllm test-vllm test-slurm check docs lock clean
+.PHONY: help setup extras quickstart smoke test test-all test-extras test-models test-slow test-security test-harnesses test-harbor test-logs conformance vllm test-vllm test-slurm check docs lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,12 @@ test-harnesses: setup  ## published coding agents with a scripted policy, and AR
 test-harbor: setup  ## folders of tasks, read by Harbor's own package as well; pip installs it
 	[ -d .harbor/harbor ] || $(RUN) -m pip install --quiet --no-deps --ignore-requires-python --target .harbor harbor==0.26.0
 	HARBOR="$(CURDIR)/.harbor" $(RUN) -m pytest tests/environments/test_tasks.py
+
+test-logs: setup  ## logs of model calls that published libraries write: OpenLLMetry, OpenInference, Langfuse, LangSmith, MLflow
+	$(UV) pip install --quiet --target .logs/new openai==3.57.0 opentelemetry-sdk==1.45.2 opentelemetry-exporter-otlp-proto-common==1.45.2 \
+		opentelemetry-instrumentation-openai==0.62.4 openinference-instrumentation-openai==0.1.66 langfuse==5.0.4 langsmith==0.15.1
+	$(UV) pip install --quiet --target .logs/old opentelemetry-instrumentation-openai==0.40.14
+	LOG_LIBRARIES=.logs $(RUN) -m pytest tests/data/test_logs.py
 
 conformance: setup  ## judge the project by programs of other people; TAU_BENCH=FOLDER and OPEN_RESPONSES=FOLDER name their data
 	TAU_BENCH="$(TAU_BENCH)" OPEN_RESPONSES="$(OPEN_RESPONSES)" RL_LIBRARIES="$(RL_LIBRARIES)" $(RUN) -m tests.conformance --install

@@ -73,6 +73,8 @@ class DataExample:
     """Difficulty from 1 to 5; 0 means unknown."""
     input: dict[str, Any] = field(default_factory=dict)
     """Columns of the row that are not part of the conversation; JSON data."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Reasons by what a log lacks for this conversation: `token_ids`, `errors`."""
     group: str = ""
     """Id of a scenario that several rows share; empty: the row has a scenario of its own."""
 

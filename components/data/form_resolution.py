@@ -51,12 +51,15 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
         return spec.form
     name = recognise(first, spec.mapped)
     if name is None:
-        fitting = [form for form in FORMS.values() if form.fits(first[0], spec.mapped)]
+        fitting = [form for form in FORMS.values() if form.parts is None and form.fits(first[0], spec.mapped)]
         reasons = "; ".join(f"{form.name}: {_reason(form, first[0], spec)}" for form in fitting)
         if fitting:
             message = f"auto: no form reads the first rows, which have the columns {names} ({reasons})"
             raise SpecError([Problem(f"{path}.form", message)])
-        forms = "; ".join(f"{form.name} ({', '.join(form.columns)})" for form in FORMS.values())
+        forms = "; ".join(
+            f"{form.name} ({', '.join(form.columns) if form.parts is None else form.summary})"
+            for form in FORMS.values()
+        )
         raise SpecError(
             [
                 Problem(
@@ -71,6 +74,8 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
 
 
 def _reason(form: Form, values: Mapping[str, Any], spec: DataSpec) -> str:
+    if form.parts is not None:
+        return f"expected {form.summary}"
     try:
         form.example(values, spec.mapped)
     except RowProblem as problem:

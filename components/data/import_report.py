@@ -65,6 +65,8 @@ class ImportReport:
     """Rows that almost repeat an earlier row and are used."""
     unused: dict[str, int] = field(default_factory=dict)
     """Rows with a value by column, of the columns that the form does not read."""
+    missing: dict[str, CheckResult] = field(default_factory=dict)
+    """Conversations of a log that are used, by what the log lacks for them: `token_ids`, `errors`."""
     checks: dict[str, CheckResult] = field(default_factory=lambda: {name: CheckResult() for name in CHECKS})
 
     def dropped(self) -> int:
@@ -79,7 +81,8 @@ class ImportReport:
         """Return the report as JSON data."""
         checks = {name: asdict(result) for name, result in self.checks.items()}
         counts = {name: getattr(self, name) for name in COUNTS}
-        notes = {"similar": asdict(self.similar), "unused": self.unused}
+        missing = {name: asdict(result) for name, result in self.missing.items()}
+        notes = {"similar": asdict(self.similar), "unused": self.unused} | ({"missing": missing} if missing else {})
         return {"form": self.form, **counts, "dropped": self.dropped(), "checks": checks, **notes}
 
     def metrics(self) -> dict[str, float]:

@@ -24,7 +24,8 @@ from components.data.examples import DataExample, RowProblem
 from components.data.fingerprints import MOST_FINGERPRINTS, Fingerprints, SimilarTexts
 from components.data.forms import FORMS, score_form
 from components.data.forms.answers import LABEL_COLUMNS, LABELS
-from components.data.import_report import ImportReport, check_message
+from components.data.import_report import CheckResult, ImportReport, check_message
+from components.data.logs.joining import form_rows
 from components.data.row_checks import (
     Problems,
     TokenChecks,
@@ -34,7 +35,6 @@ from components.data.row_checks import (
     prompt_fingerprint,
 )
 from components.data.rows import BrokenRow, DataRow
-from components.data.sources import rows
 from components.data.spec import DataSpec, SourceSpec
 from components.errors import Problem, SpecError
 from components.specs import nearest
@@ -86,6 +86,9 @@ class DataImport:
         self._finish(HELDOUT in add)
         if dropped := self.report.first_dropped():
             log.warning("dropped %d of %d rows; the first is %s", self.report.dropped(), self.report.rows, dropped)
+        for name, result in self.report.missing.items():
+            first = result.examples[0]
+            log.info("%d rows lack %s; the first is %s:%s: %s", result.count, name, *first.values())
         if self.report.unused:
             log.info("columns that the form %s does not read: %s", self._form.name, ", ".join(self.report.unused))
         return self.report
@@ -131,7 +134,7 @@ class DataImport:
             self._count()
             self.report.checks["malformed"].add(broken, broken.reason)
 
-        for number, row in enumerate(rows(source, on_broken), 1):
+        for number, row in enumerate(form_rows(self._form, source, on_broken), 1):
             self._count()
             try:
                 self._ignored |= row.values.keys() & set(self._spec.ignore)
@@ -151,6 +154,8 @@ class DataImport:
             except RowProblem as problem:
                 self.report.checks[problem.check].add(row, str(problem))
                 continue
+            for name, reason in example.missing.items():
+                self.report.missing.setdefault(name, CheckResult()).add(row, reason)
             yield example
 
     def _count(self) -> None:

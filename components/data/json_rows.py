@@ -1,5 +1,5 @@
-"""Rows of JSON Lines, an object in each line, and of JSON files: an array, an object with an array of rows, or one
-object.
+"""Rows of JSON Lines, an object in each line, and of JSON files: an array, an object with an array of rows, or
+objects one after the other.
 
 A JSON file is parsed as a stream. The nesting depth and the size of a row are limited, so a hostile file exhausts
 neither memory nor the stack.
@@ -97,7 +97,7 @@ def _invalid_json(line: bytes, error: ValueError) -> str:
     return f"invalid JSON: {error}"
 
 
-ROW_KEYS = ("data", "rows", "examples", "items", "instances", "records", "train", "test", "validation")
+ROW_KEYS = ("data", "rows", "examples", "items", "instances", "records", "train", "test", "validation", "resourceSpans")
 """Keys under which an object holds its array of rows."""
 DEEPEST = 200
 """Maximum nesting depth."""
@@ -129,8 +129,9 @@ class _RowWindow:
 
 
 def json_rows(stream: IO[bytes]) -> Iterator[Any]:
-    """Yield the rows of a JSON file, with one in memory at a time. A file with one object that has no array of rows is
-    one row. Raises InvalidJSON, and RowTooLarge for a row that exceeds a limit, also after rows that were valid."""
+    """Yield the rows of a JSON file, with one in memory at a time. An object that has no array of rows is a row, and
+    others may follow it, as ConsoleSpanExporter prints them. Raises InvalidJSON, and RowTooLarge for a row that exceeds
+    a limit, also after rows that were valid."""
     import ijson
     from ijson.common import ObjectBuilder
 
@@ -139,7 +140,7 @@ def json_rows(stream: IO[bytes]) -> Iterator[Any]:
     window = _RowWindow(stream)
     whole = ObjectBuilder()
     try:
-        for event, value in ijson.basic_parse(window, buf_size=_BLOCK, use_float=True):
+        for event, value in ijson.basic_parse(window, buf_size=_BLOCK, use_float=True, multiple_values=True):
             closing = event in ("end_map", "end_array")
             depth -= closing
             values += not closing and event != "map_key"
@@ -153,6 +154,12 @@ def json_rows(stream: IO[bytes]) -> Iterator[Any]:
                 else:
                     key = value if event == "map_key" and depth == 1 else key
                     whole.event(event, value)
+                    if depth == 0 and closing:
+                        yield whole.value
+                        whole, values = ObjectBuilder(), 0
+                        window.end_row()
+            elif start == 1 and depth == 0 and not closing:
+                raise InvalidJSON("there is text behind the array of rows")
             elif start is not None and depth >= start:
                 builder = builder or ObjectBuilder()
                 builder.event(event, value)
@@ -170,5 +177,3 @@ def json_rows(stream: IO[bytes]) -> Iterator[Any]:
     except ijson.JSONError as error:
         first_line = str(error).strip().splitlines()[0]
         raise InvalidJSON(f"invalid JSON: {first_line}") from None
-    if start is None:
-        yield whole.value

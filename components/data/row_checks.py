@@ -15,7 +15,7 @@ from typing import Any
 from components.data.examples import Candidate, DataExample, RowProblem
 from components.data.fingerprints import Fingerprints, fingerprint
 from components.data.forms import FORMS
-from components.data.sources import rows
+from components.data.logs.joining import form_rows
 from components.data.spec import DataSpec
 from components.errors import Problem, PromptRefused, ResourceError, SpecError
 from components.trajectories.chat import ChatFormat, missing_part
@@ -114,7 +114,7 @@ def problems_of_part(
     problems: dict[str, tuple[str, str]] = {}
     held = spec.heldout_source()
     for source in [spec, *([held] if held is not None else [])]:
-        for number, row in enumerate(rows(source, lambda broken: None)):
+        for number, row in enumerate(form_rows(form, source, lambda broken: None)):
             if number % count != index:
                 continue
             on_row(number + 1)

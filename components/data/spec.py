@@ -14,6 +14,8 @@ from components.specs.marks import FILES, SERVER
 Format = Literal["auto", "jsonl", "json", "parquet", "csv", "arrow"]
 HELDOUT_SHARE = 0.1
 """Share of the rows that a training without an environment holds out by default."""
+LogName = Literal["openai_stored", "openai_batch", "otel", "langfuse", "langsmith", "mlflow"]
+"""Forms of logs (`components.data.forms.logs`)."""
 FormName = Literal[
     "auto",
     "messages",
@@ -27,6 +29,7 @@ FormName = Literal[
     "step_labels",
     "trajectories",
     "served",
+    LogName,
 ]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from components.artifacts import Artifact, Store
-from components.data.spec import FormName
+from components.data.spec import FormName, LogName
 from components.errors import EspalierError, ResourceError
 from flows.history.records import Records, RunRecord
 from flows.history.store_reader import StoreReader
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 JUDGEMENTS = "judgements"
 LONGEST_QUESTION = 10_000
 """Characters that an embedded judge reads (conf/judge_model/embedded.yaml)."""
-READ_ONLY = {"auto", "trajectories", "served"}
+READ_ONLY = {"auto", "trajectories", "served", *get_args(LogName)}
 FORMS = (*(form for form in get_args(FormName) if form not in READ_ONLY), "parquet", JUDGEMENTS)
 """Forms of imports that can be written; `parquet` for whole episodes; `judgements` to train a judge on."""
 SELF_SCORED = ("dataset", "feedback")

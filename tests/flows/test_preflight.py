@@ -80,7 +80,8 @@ def test_each_judge_answers_one_question_which_is_cached(root):
 def test_a_server_where_nobody_listens_is_refused(root):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        # a path of its own: an earlier test's server, which answered this process, may have had the same port
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/nobody/v1"
         judge = [
             "reward=ruler",
             "judge_model@reward.model=served",

@@ -1,5 +1,5 @@
 """Forms of rows and their recognition. A module holds the forms of one kind: conversations, answers to prompts,
-comparisons of answers, labelled steps, episodes."""
+comparisons of answers, labelled steps, episodes, logs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from components.data.forms.answers import GROUND_TRUTH, PROMPT_COMPLETION, THUMB
 from components.data.forms.base import Form
 from components.data.forms.comparisons import PREFERENCE, RANKING
 from components.data.forms.conversations import AGENTTRAJ, MESSAGES, SHAREGPT
+from components.data.forms.logs import LOGS
 from components.data.forms.served import SERVED
 from components.data.forms.step_labels import STEP_LABELS
 from components.data.forms.trajectories import TRAJECTORIES
@@ -22,6 +23,7 @@ FORMS: dict[str, Form] = {
     for form in (
         TRAJECTORIES,
         SERVED,
+        *LOGS,
         STEP_LABELS,
         AGENTTRAJ,
         PREFERENCE,
@@ -51,8 +53,13 @@ def score_form(form: Form, rows: Sequence[Mapping[str, Any]], mapped: Mapping[st
     count = 0
     for values in rows:
         try:
+            if form.parts is not None:
+                count += form.parts(values) is not None
+                continue
             form.example(values, mapped)
             count += 1
         except RowProblem as problem:
             count += problem.check == "empty"  # the form fits; its content does not
+        except (LookupError, TypeError, AttributeError, ValueError):
+            assert form.parts is not None
     return count

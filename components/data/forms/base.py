@@ -8,6 +8,7 @@ from typing import Any
 
 from components.data.columns import OPTIONAL, RowColumns
 from components.data.examples import Candidate, DataExample, RowProblem
+from components.data.logs.parts import LogPart
 from components.data.messages import answer, context_only, read_messages, read_tools
 from components.trajectories.schema import History, Message, Trajectory
 
@@ -30,6 +31,11 @@ class Form:
     """Conversion of the scored trajectories of one scenario to rows; None if the form is not exported as rows."""
     more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Optional columns of this form only."""
+    parts: Callable[[Mapping[str, Any]], list[LogPart] | None] | None = None
+    """Parts of conversations in a row of a log, from which `components.data.logs.joining` makes the rows that `read`
+    converts; None for a row of another form."""
+    assemble: Callable[[Sequence[LogPart]], list[LogPart]] | None = None
+    """Calls of the parts of a conversation; None: each part is a call."""
 
     def names(self) -> list[str]:
         """Return the names that `data.columns` may map."""

@@ -1,0 +1,83 @@
+"""Exports of Langfuse (observations, traces with their observations, scores), LangSmith (runs) and MLflow (traces)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.data.columns import parsed
+from components.data.logs.parts import LogPart, called, either
+
+LANGFUSE = "Export observations with input and output (fields=core,basic,io)"
+LANGSMITH = "Export runs with inputs and outputs; LANGSMITH_HIDE_INPUTS and LANGSMITH_HIDE_OUTPUTS remove them"
+MLFLOW = "Trace the calls with mlflow.openai.autolog() or another autolog, which records their inputs and outputs"
+_MODELS = ("CHAT_MODEL", "LLM")
+"""Types of MLflow's spans that call a model."""
+
+
+def langfuse(row: Mapping[str, Any]) -> list[LogPart] | None:
+    """Return the parts of an observation, a trace with observations, or a score; None for another row."""
+    observations = parsed(row.get("observations"))
+    if isinstance(observations, list) and all(isinstance(item, Mapping) for item in observations):
+        entries = [*observations, *(parsed(row.get("scores")) or [])]
+        return [part for entry in entries for part in langfuse({"traceId": row.get("id"), **entry}) or []]
+    trace = either(row, "traceId", "trace_id")
+    if trace is None or not (kind := row.get("type")) or "run_type" in row:
+        known = trace is not None and "name" in row and "value" in row
+        return [LogPart(str(trace), scores={str(row["name"]): row["value"]})] if known else None
+    if str(kind).upper() != "GENERATION":
+        return []
+    failed = either(row, "statusMessage", "status_message") or "its level is ERROR"
+    return [
+        called(
+            str(trace),
+            str(either(row, "startTime", "start_time")),
+            f"observation {row.get('id')}",
+            row.get("input"),
+            row.get("output"),
+            error=failed if row.get("level") == "ERROR" else None,
+            hint=LANGFUSE,
+        )
+    ]
+
+
+def langsmith(row: Mapping[str, Any]) -> list[LogPart] | None:
+    """Return the parts of a run: its call, and its feedback; None for another row."""
+    if "run_type" not in row or "inputs" not in row:
+        return None
+    trace = str(either(row, "trace_id", "id"))
+    feedback = parsed(row.get("feedback_stats")) or {}
+    scores = {name: item["avg"] for name, item in feedback.items() if isinstance(item, Mapping) and "avg" in item}
+    parts = [LogPart(trace, scores=scores)] if scores else []
+    if row["run_type"] == "llm":
+        extra = parsed(row.get("extra")) or {}
+        tools = (extra.get("invocation_params") or {}).get("tools")
+        start, name = str(row.get("start_time")), f"run {row.get('id')}"
+        outputs, error = row.get("outputs"), row.get("error")
+        parts.append(called(trace, start, name, row["inputs"], outputs, tools=tools, error=error, hint=LANGSMITH))
+    return parts
+
+
+def mlflow(row: Mapping[str, Any]) -> list[LogPart] | None:
+    """Return the parts of a trace: the calls of its spans, and the feedback of its assessments; None for another
+    row."""
+    whole = parsed(row.get("trace")) if "trace" in row else row
+    info, data = (whole.get("info"), whole.get("data")) if isinstance(whole, Mapping) else (None, None)
+    if not isinstance(info, Mapping) or not isinstance(data, Mapping) or not isinstance(data.get("spans"), list):
+        return None
+    trace = str(either(info, "trace_id", "request_id"))
+    parts = []
+    for span in data["spans"]:
+        values = {name: parsed(value) for name, value in (span.get("attributes") or {}).items()}
+        if str(values.get("mlflow.spanType")).strip('"') not in _MODELS:
+            continue
+        status = span.get("status") or {}
+        failed = either(status, "message", "code") if "ERROR" in str(status.get("code")) else None
+        request, response = values.get("mlflow.spanInputs"), values.get("mlflow.spanOutputs")
+        start, name = either(span, "start_time_unix_nano", "start_time"), f"span {span.get('span_id')}"
+        tools = values.get("mlflow.chat.tools")
+        parts.append(called(trace, start, name, request, response, tools=tools, error=failed, hint=MLFLOW))
+    for item in info.get("assessments") or []:
+        if isinstance(feedback := item.get("feedback"), Mapping) and item.get("valid", True):
+            parts.append(LogPart(trace, scores={str(item.get("assessment_name")): feedback.get("value")}))
+    return parts
