@@ -144,10 +144,10 @@ def langfuse(folder: Path) -> None:
 
         with tracing.start_as_current_observation(name="agent", as_type="agent"):
             agent(OpenAI(base_url=serve(), api_key="none"))
-    kept = ("type", "input", "output", "name")
+    copied = ("type", "input", "output", "name")
     observations = []
     for span in memory.get_finished_spans():
-        known = {name: span.attributes.get(f"langfuse.observation.{name}") for name in kept}
+        known = {name: span.attributes.get(f"langfuse.observation.{name}") for name in copied}
         ids = {"id": f"{span.context.span_id:016x}", "trace_id": f"{span.context.trace_id:032x}"}
         times = {"start_time": span.start_time / 1e9, "end_time": span.end_time / 1e9}
         known["type"] = str(known["type"]).upper()

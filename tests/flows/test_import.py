@@ -23,6 +23,7 @@ from flows.stages.base import Context
 from flows.stages.execute import request_key, run_stage
 from flows.stages.import_data import ImportStage, summary_text
 from tests.data import rows as samples
+from tests.data.test_logs import LOGS
 from tests.flows.declarations import check_artifact
 from tests.flows.pretend import spec_of
 
@@ -204,5 +205,5 @@ def test_the_summary_names_form_rows_and_checks():
 
 
 def test_every_form_is_tested():
-    assert {*samples.FORMS, "trajectories"} == set(FORMS)
+    assert {*samples.FORMS, "trajectories", *LOGS.values()} == set(FORMS)
     assert STAGES["import"].kind == "dataset"

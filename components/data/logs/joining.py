@@ -55,8 +55,8 @@ def _conversations(form: Form, source: SourceSpec, on_broken: OnBroken) -> Itera
                 on_broken(BrokenRow(row.number, row.source, f"no row of the form {form.name}: {form.summary}"))
             for part in parts or []:
                 database.execute(_ADD, (part.trace, part.start, row.source, row.number, json.dumps(asdict(part))))
-        for _, found in groupby(database.execute(_ORDERED), key=lambda row: row[0]):
-            group = list(found)
+        for _, entries in groupby(database.execute(_ORDERED), key=lambda row: row[0]):
+            group = list(entries)
             _, file, number, _ = group[-1]
             try:
                 for values in _joined(form, [LogPart(**json.loads(data)) for *_, data in group]):
@@ -76,7 +76,7 @@ def _parts(form: Form, row: DataRow) -> list[LogPart] | None:
 
 @dataclass(slots=True)
 class _Conversation:
-    """Messages of joined calls, with what they are compared by."""
+    """Messages of joined calls, with the keys that they are compared by."""
 
     messages: list[dict[str, Any]]
     keys: list[Any]
@@ -114,8 +114,8 @@ def _conversations_of(calls: Iterable[LogPart]) -> list[_Conversation]:
             extended = [other for other in known if other.keys == prompt[: len(other.keys)]]
             earlier = max(extended, key=lambda other: len(other.keys), default=_Conversation([], [], {}))
             known = [other for other in known if other is not earlier]
-            rest = [_context(message) for message in call.messages[len(earlier.keys) :]]
-            known.append(_Conversation([*earlier.messages, *rest, answer], keys, earlier.tools | tools))
+            new = [_context(message) for message in call.messages[len(earlier.keys) :]]
+            known.append(_Conversation([*earlier.messages, *new, answer], keys, earlier.tools | tools))
     return known
 
 
@@ -125,6 +125,6 @@ def _context(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(message: Message) -> Any:
-    """Return what a later prompt repeats of a message: ids of calls and reasoning may be left out of it."""
+    """Return the part of a message that a later prompt repeats: ids of calls and reasoning may be left out of it."""
     calls = [(call.name, json.dumps(json.loads(call.arguments), sort_keys=True)) for call in message.tool_calls]
     return message.role, message.content.strip(), calls

@@ -12,7 +12,7 @@ from components.data.logs import payloads
 
 @dataclass(slots=True)
 class LogPart:
-    """What one entry of a log says of a conversation."""
+    """Content of one entry of a log, as a part of a conversation."""
 
     trace: str
     """Id that the parts of a conversation have in common."""
