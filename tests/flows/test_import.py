@@ -205,5 +205,5 @@ def test_the_summary_names_form_rows_and_checks():
 
 
 def test_every_form_is_tested():
-    assert {*samples.FORMS, "trajectories", *LOGS.values()} == set(FORMS)
+    assert {*samples.FORMS, "trajectories", "served", *LOGS.values()} == set(FORMS)
     assert STAGES["import"].kind == "dataset"
