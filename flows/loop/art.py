@@ -54,6 +54,21 @@ _SETTINGS = {
 """Keys of a model's `_internal_config`, with ours."""
 _RATIOS = {"token": "token", "sequence": "sequence_mean"}
 """Values of `importance_sampling_level`, with ours of `algorithm.ratio`."""
+TRAIN: dict[str, Any] = {
+    "learning_rate": 5e-6,
+    "loss_fn": "cispo",
+    "ppo": False,
+    "epsilon": None,
+    "epsilon_high": None,
+    "scale_rewards": True,
+    "normalize_advantages": True,
+    "importance_sampling_level": "token",
+    "packed_sequence_length": None,
+    "allow_training_without_logprobs": False,
+    "verbose": False,
+}
+"""Arguments of `backend.train` that have an effect, with ART's defaults; `verbose` has none, because stages are always
+reported."""
 _NEUTRAL: dict[str, Any] = {
     "adam_params": None,
     "advantage_balance": 0.0,
@@ -198,11 +213,11 @@ class ArtBackend:
         """Start the model's server and return its address and its key."""
         served, arguments = self._model(model), dict((config or {}).get("server_args") or {})
         other = {name: value for name, value in (config or {}).items() if name != "server_args"}
-        given = {name: arguments.pop(name) for name in ("host", "port", "api_key") if name in arguments}
+        listening = {name: arguments.pop(name) for name in ("host", "port", "api_key") if name in arguments}
         _refuse("_openai_client_config", {**other, **arguments}, {}, ["server_args with host, port, api_key"])
         if served.server is None:
-            served.key = given.get("api_key") or served.key
-            listen = ListenOptions(given.get("host") or "127.0.0.1", given.get("port") or 0, key=served.key)
+            served.key = listening.get("api_key") or served.key
+            listen = ListenOptions(listening.get("host") or "127.0.0.1", listening.get("port") or 0, key=served.key)
             await served.policy.run.do(served.load)
             tokens = served.policy.spec.agent.max_tokens
             options = AppOptions(timeout=CALL_SECONDS, default_max_tokens=tokens, samples=True)
@@ -222,47 +237,40 @@ class ArtBackend:
         self,
         model: Any,
         trajectory_groups: Iterable[Any],
-        *,
-        learning_rate: float = 5e-6,
-        loss_fn: str = "cispo",
-        ppo: bool = False,
-        epsilon: float | None = None,
-        epsilon_high: float | None = None,
-        scale_rewards: bool = True,
-        normalize_advantages: bool = True,
-        importance_sampling_level: str = "token",
-        packed_sequence_length: int | None = None,
-        allow_training_without_logprobs: bool = False,
-        verbose: bool = False,
-        **others: Any,
+        **arguments: Any,
     ) -> ArtTrainResult:
         """Train a model on groups as one step and return ART's result, with the loss of ART: CISPO or PPO, advantages
         divided by the deviation of their group, the mean of trajectories. The step counts even if all rewards of each
-        group are equal, and nothing is trained. verbose: no effect, the stages are always reported.
+        group are equal, and nothing is trained. arguments: those of TRAIN, with its defaults.
 
         Raises SpecError for arguments without an equivalent, and for trajectories without the tokens that the policy
         sampled unless `allow_training_without_logprobs`."""
         served, groups, started = self._model(model), list(trajectory_groups), time.monotonic()
-        _refuse(
-            "backend.train", others, _NEUTRAL, ["learning_rate, loss_fn, epsilon and others of docs/guides/loop.md"]
+        others = {name: value for name, value in arguments.items() if name not in TRAIN}
+        _refuse("backend.train", others, _NEUTRAL, [*TRAIN])
+        wanted = {**TRAIN, **arguments}
+        epsilon, packed_sequence_length = wanted["epsilon"], wanted["packed_sequence_length"]
+        loss = _choice(
+            "loss_fn",
+            "ppo" if wanted["ppo"] else wanted["loss_fn"],
+            {"cispo": ("cispo", 1.0, 4.0), "ppo": ("grpo", 0.2, None)},
         )
-        loss = _choice("loss_fn", "ppo" if ppo else loss_fn, {"cispo": ("cispo", 1.0, 4.0), "ppo": ("grpo", 0.2, None)})
         algorithm, low, high = loss
         low = low if epsilon is None else epsilon
         settings: dict[str, Any] = {
-            "learning_rate": learning_rate,
+            "learning_rate": wanted["learning_rate"],
             "clip_low": low,
-            "clip_high": next(value for value in (epsilon_high, high, low) if value is not None),
+            "clip_high": next(value for value in (wanted["epsilon_high"], high, low) if value is not None),
             "dual_clip": None,
-            "scale": "group" if scale_rewards and normalize_advantages else "none",
+            "scale": "group" if wanted["scale_rewards"] and wanted["normalize_advantages"] else "none",
             "normalization": "sequences",
-            "ratio": _choice("importance_sampling_level", importance_sampling_level, _RATIOS),
+            "ratio": _choice("importance_sampling_level", wanted["importance_sampling_level"], _RATIOS),
             **({} if packed_sequence_length is None else {"pack_tokens": packed_sequence_length}),
         }
         trainable = [group for group in groups if len({trajectory.reward for trajectory in group}) > 1]
         metrics = {"data/step_num_groups_trainable": float(len(trainable))}
         policy = served.policy
-        episodes = episodes_of(groups, policy.spec.collect, with_messages=allow_training_without_logprobs)
+        episodes = episodes_of(groups, policy.spec.collect, with_messages=wanted["allow_training_without_logprobs"])
         metrics |= await self._step(
             served, (lambda: policy.train(episodes, algorithm, **settings)) if trainable else None
         )
@@ -300,12 +308,12 @@ class ArtBackend:
     async def _delete_checkpoint_files(self, model: Any, steps_to_keep: Sequence[int]) -> None:
         """Delete the checkpoints of other steps, except those that another step or another model needs."""
         served = self._model(model)
-        kept = {step: key for step, key in served.steps.items() if step in (*steps_to_keep, served.policy.step)}
-        write_json(served.file, kept)
+        remaining = {step: key for step, key in served.steps.items() if step in (*steps_to_keep, served.policy.step)}
+        write_json(served.file, remaining)
         needed = {key for file in self._root.glob("art/**/*.json") for key in _steps(file).values()}
         for key in set(served.steps.values()) - needed - {""}:
             served.policy.context.store.discard(key, "deleted by delete_checkpoints")
-        served.steps = kept
+        served.steps = remaining
 
     async def _experimental_pull_model_checkpoint(
         self,
