@@ -92,13 +92,16 @@ test-slow: setup  ## the tests that take minutes each
 test-security: setup  ## every attack on the boundaries of docs/concepts/security.md, the slow ones included
 	$(RUN) -m pytest -m security
 
-test-harnesses: setup  ## published coding agents with a scripted policy, and ART's client; npm and pip install them
+test-harnesses: setup  ## published coding agents with a scripted policy, and the clients of ART and Tinker; npm and pip install them
 	[ -x .harnesses/mini/bin/mini ] || { $(RUN) -m venv .harnesses/mini && .harnesses/mini/bin/pip install --quiet mini-swe-agent==2.4.6; }
 	npm install --silent --no-audit --no-fund --prefix .harnesses/npm \
 		node@22 @qwen-code/qwen-code@0.15.10 @openai/codex@0.171.0 opencode-ai@1.18.33
 	[ -d .harnesses/art ] || $(RUN) -m pip install --quiet --no-deps --target .harnesses/art \
 		openpipe-art==0.5.18 "polars<2" "polars-runtime-32<2" tblib nest-asyncio
-	HARNESSES=.harnesses $(RUN) -m pytest -s tests/rollout/test_command_agent.py tests/flows/test_art.py
+	[ -d .harnesses/tinker ] || $(RUN) -m pip install --quiet --no-deps --target .harnesses/tinker tinker==0.38.0 \
+		tinker-cookbook==0.6.1 blobfile chz lxml pycryptodomex pylatexenc pyqwest pyrage termcolor tiktoken tml-renderers
+	HARNESSES=.harnesses $(RUN) -m pytest -s tests/rollout/test_command_agent.py tests/flows/test_art.py \
+		tests/flows/test_tinker_client.py
 
 test-harbor: setup  ## folders of tasks, read by Harbor's own package as well; pip installs it
 	[ -d .harbor/harbor ] || $(RUN) -m pip install --quiet --no-deps --ignore-requires-python --target .harbor harbor==0.26.0

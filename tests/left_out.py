@@ -15,7 +15,7 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     (r"\bcurl\b", "need curl (apt-get install curl)"),
     (r"could not import|is not installed|wants mcp", "need packages (make test-all installs them)"),
     (r"HARBOR\b", "need Harbor's package (make test-harbor)"),
-    (r"HARNESSES", "need published coding agents (make test-harnesses)"),
+    (r"HARNESSES", "need published coding agents and clients (make test-harnesses)"),
     (r"make test-logs", "need libraries that write logs (make test-logs)"),
     (r"ESPALIER_MODELS", "need published tokenizers (make test-models)"),
     (r"root|control group|user|mount|x86_64|no table|C libraries", "do not fit this machine or its user"),
