@@ -21,7 +21,7 @@ import re
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,14 +36,15 @@ from components.inference.conversations import REMEMBERED_ANSWERS, conversation_
 from components.inference.protocol import BASE_POLICY, ChatCompletion, ChatRequest
 from components.inference.request_bodies import RequestBody, read_body
 from components.inference.token_texts import Decode
-from components.redaction import mask_text
+from components.redaction import mask, mask_text
+from components.redaction.forms import ASSIGNED, spans
 from components.trajectories.feedback import CorrectedCall
 
 log = logging.getLogger(__name__)
 HEADER = "x-conversation-id"
 REDACTED = "[redacted]"
 _STRUCTURE = {"role", "type", "id", "tool_call_id"}
-"""Keys whose values are no text of a conversation."""
+"""Keys whose texts are no text of a conversation."""
 Answer = Callable[[Sequence[ChatRequest]], Coroutine[Any, Any, list[ChatCompletion]]]
 Id = Annotated[str, StringConstraints(pattern=r"^[\w./-]{1,128}$")]
 
@@ -171,9 +172,10 @@ class ServedRecorder:
         tools = self._redacted(request.tools)
         tokens = [*answer.prompt_token_ids, *answer.token_ids]
         exact = (messages, message, tools) == (request.messages, answer.message, request.tools)
-        if exact and self._redact and self._decode is not None:
-            text = self._decode(tokens)
-            exact = not any(pattern.search(text) for pattern in self._redact)
+        if exact and self._decode is not None:
+            text = self._decode(tokens)  # has reasoning that the client left out, and calls as the model wrote them
+            secrets = [span for span in spans(text) if not span.kind.startswith(ASSIGNED)]
+            exact = not secrets and not any(pattern.search(text) for pattern in self._redact)
         shared = parent.tokens if exact and parent is not None and parent.digest else 0
         if shared and parent is not None and _digest(tokens[:shared]) != parent.digest:
             shared = 0
@@ -197,16 +199,34 @@ class ServedRecorder:
             "logprobs": [None if math.isnan(value) else value for value in answer.logprobs] if exact else [],
         }
 
-    def _redacted(self, value: Any) -> Any:
-        """Return JSON data with secrets, and text that matches a pattern, replaced."""
+    def _redacted(self, value: Any, structure: Collection[str] = _STRUCTURE) -> Any:
+        """Return JSON data with secrets, and text that matches a pattern, replaced. structure: keys whose texts
+        stay."""
         if isinstance(value, str):
-            text = mask_text(value)
+            text = self._masked(value)
             for pattern in self._redact:
                 text = pattern.sub(REDACTED, text)
             return text
         if isinstance(value, Mapping):
-            return {key: item if key in _STRUCTURE else self._redacted(item) for key, item in value.items()}
-        return [self._redacted(item) for item in value] if isinstance(value, list) else value
+            return {
+                key: item if key in structure and isinstance(item, str) else self._redacted(item, structure)
+                for key, item in value.items()
+            }
+        return [self._redacted(item, structure) for item in value] if isinstance(value, list) else value
+
+    def _masked(self, text: str) -> str:
+        """Return a text without secrets; one that is JSON, such as arguments, with its values redacted, because its
+        escapes hide them from a pattern."""
+        if not text.lstrip().startswith(("{", "[")):
+            return mask_text(text)
+        try:
+            data = json.loads(text)
+            redacted = self._redacted(mask(data), ())
+        except RecursionError:
+            return REDACTED
+        except ValueError:
+            return mask_text(text)
+        return text if redacted == data else json.dumps(redacted, ensure_ascii=False)
 
     async def feedback(self, body: dict[str, Any]) -> dict[str, Any]:
         """Record feedback and return its ids. Raises SpecError for an invalid body, and HTTPException for an answer or

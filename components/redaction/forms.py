@@ -21,6 +21,8 @@ from components.redaction.names import VARIABLE, begins_placeholder, is_harmless
 from components.redaction.references import KNOWN
 
 MASK = "***"
+ASSIGNED = "a value of"
+"""Start of the kind of a secret that is recognised by the name in front of it."""
 
 _TOKENS = {
     "an API key": r"sk-[\w-]{16,}+",
@@ -61,6 +63,8 @@ _SEPARATOR = re.compile(r"(?P<quote>\\?[\"']?)(?:\[\])?(?P<sep>[ \t]{0,4}[=:][ \
 _BARE_VALUE = re.compile(r"[^\s\"'`,;&|}\])]++")
 _QUERY = {"auth", "code", "key", "sig", "signature", "x-amz-signature", "x-amz-credential", "x-goog-signature"}
 _QUERY |= {"x-goog-credential", "awsaccesskeyid", "googleaccessid", "sas", "session"}
+_BREAK = re.compile(r"\\[nrt]")
+"""Line break or tab as JSON in a text has it."""
 _SHORTEST = 6
 """Length of the shortest text that can hold a secret: `sig=ab` includes its name."""
 _SHORTEST_VALUE = 8
@@ -90,7 +94,8 @@ def spans(text: str) -> list[Span]:
     """Return the secrets in a text, in order and without overlaps."""
     if len(text) < _SHORTEST:
         return []
-    ordered = sorted(_all(text), key=lambda span: (span.start, -span.end))
+    words = _BREAK.sub("  ", text)  # so that a word begins after a break; positions stay
+    ordered = sorted((*_all(words), *_of_environment(text)), key=lambda span: (span.start, -span.end))
     merged: list[Span] = []
     for span in ordered:
         if merged and span.start < merged[-1].end:
@@ -120,7 +125,6 @@ def _all(text: str) -> Iterator[Span]:
         yield from _bare_userinfo(text)
     if "=" in text or ":" in text or "--" in text:
         yield from _assignments(text)
-    yield from _of_environment(text)
 
 
 def _is_mixed(token: str) -> bool:
@@ -218,7 +222,7 @@ def _assignments(text: str) -> Iterator[Span]:
         code = _is_code(value, name[0], text, end, separator["sep"])
         if end > begin and not is_harmless(value, name[0]) and not code:
             position = end
-            yield Span(begin, end, f"a value of {name[0][:60]}")
+            yield Span(begin, end, f"{ASSIGNED} {name[0][:60]}")
 
 
 def _assigns(text: str, name: re.Match[str], separator: re.Match[str], in_braces: bool) -> bool:

@@ -245,6 +245,61 @@ def test_redacted_text_is_in_no_message_and_in_no_token(engine, tmp_path):
         validate(RecordsSpec, {"redact": ["a*"]})
 
 
+def test_redaction_looks_into_json_and_into_tokens_that_are_in_no_message(tmp_path):
+    """Escapes of JSON hide a text from a pattern; a prompt may have reasoning that the client left out."""
+    secret = "sk-proj-" + "a1B2" * 10
+    arguments = json.dumps(
+        {
+            "id": "card\n1234-5678",
+            "name": "Jos\u00e9",
+            "body": f"KEY:\n{secret}",
+            "env": "a\npwd=x8x8x8x8",
+            "api_key": "x8x8x8x8",
+        }
+    )
+    deep = "[" * 5000 + "]" * 5000
+    call = {"id": "1234-5678", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    tool = {
+        "type": "function",
+        "function": {"name": "look_up", "parameters": {"properties": {"id": {"title": "1234-5678"}}}},
+    }
+    messages = [
+        {"role": "user", "content": deep},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1234-5678", "content": json.dumps([arguments])},
+    ]
+    recorder = ServedRecorder(
+        tmp_path,
+        "1",
+        RecordsSpec(redact=[r"\b\d{4}-\d{4}\b", "Jos\u00e9"]),
+        decode=lambda ids: f"pwd=x8x8x8x8 {secret}",
+    )
+    for number, request in enumerate(
+        (ChatRequest(messages, tools=[tool]), ChatRequest([{"role": "user", "content": "a"}]))
+    ):
+
+        async def complete(requests):
+            return [await ScriptedEngine(["Yes."]).chat(request) for request in requests]
+
+        asyncio.run(recorder.begin(request, str(number), None).recorded(complete)([request]))
+    first, plain = read(tmp_path)
+    (logged,), result = first["messages"][1]["tool_calls"], first["messages"][2]
+    assert logged["id"] == result["tool_call_id"] == "1234-5678"  # ids stay: calls and results are joined by them
+    assert first["messages"][0]["content"] == "[redacted]"
+    assert first["tools"][0]["function"]["parameters"]["properties"]["id"]["title"] == "[redacted]"
+    for text in (logged["function"]["arguments"], json.loads(result["content"])[0]):
+        values = json.loads(text)
+        assert values == {
+            "id": "card\n[redacted]",
+            "name": "[redacted]",
+            "body": "KEY:\n***",
+            "env": "a\npwd=***",
+            "api_key": "***",
+        }
+    assert plain["messages"][0]["content"] == "a"
+    assert plain["token_ids"] == plain["prompt_token_ids"] == []
+
+
 def test_old_and_excess_files_are_deleted_and_a_conversation_goes_on_in_a_new_one(engine, tmp_path, monkeypatch):
     now = time.time()
     monkeypatch.setattr(served_log.time, "time", lambda: now)
