@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 
 from components.data.form_resolution import resolve_form
 from components.data.importing import DataImport
-from components.data.served.log import ServedLog
-from components.data.served.rows import ServedSource
+from components.data.served.log import SUFFIX, ServedLog, files, read
+from components.data.served.rows import ServedSource, standing
 from components.data.sources import content_digest, rows
 from components.data.spec import DataSpec
 from components.errors import ResourceError
@@ -101,6 +102,21 @@ def test_each_kind_of_feedback_trains_on_its_answers(served):
     assert whole == [(0.5, [([1, 2, 3, 4, 5, 6, 7], [*added, False, True, False], ["Here.", "Gone."])])]
     assert [(reward, history[0][0]) for reward, history in pair] == [(1.0, [1, 2, 8]), (0.0, [1, 2, 3, 4])]
     assert corrected == [(1.0, [([], [], ["Sold."])])]
+
+
+def test_the_latest_feedback_stands_whichever_servers_file_it_is_in(served):
+    """The file of a conversation's last answer may have begun before that of its earlier ones."""
+    served.say("other", score=0.0)
+    name = "1.0-second" + SUFFIX  # begun first, answered last
+    line = next(line for line in read(served.folder) if line["id"] == "c")
+    texts = [{**line, "id": "d"}, {"feedback": "g", "answer": None, "conversation": "other", "score": 1.0}]
+    text = "".join(
+        json.dumps({**line, "time": line_time}) + "\n" for line, line_time in zip(texts, (2e9, 3e9), strict=True)
+    )
+    (served.folder / name).write_text(text)
+    assert [line["score"] for line in standing(read(served.folder))] == [1.0]
+    (served.folder / f"copy{SUFFIX}").write_text("a foreign file")
+    assert len(files(served.folder)) == 2
 
 
 def test_later_feedback_replaces_earlier_one(served):

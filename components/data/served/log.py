@@ -122,6 +122,7 @@ class ServedLog:
         for gone in self._read.keys() - set(paths):
             del self._read[gone]
             self._answers = {name: answer for name, answer in self._answers.items() if answer.path != gone}
+            self._last = {answer.conversation: answer.id for answer in self._answers.values()}
         for path in paths:
             for line, end in _lines(path, self._read.get(path, 0)):
                 self._read[path] = end
@@ -145,7 +146,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def files(folder: Path) -> list[Path]:
     """Return the files of recorded conversations in a folder, the oldest first."""
-    return sorted(folder.glob(f"*{SUFFIX}"), key=began)
+    return sorted(folder.glob(f"[0-9]*-*{SUFFIX}"), key=began)
 
 
 def began(path: Path) -> float:

@@ -119,8 +119,9 @@ KINDS = ("score", "better_than", "correction")
 def standing(lines: Iterator[Line]) -> list[Line]:
     """Return the last feedback of each kind on each subject, one kind a line, in order of time."""
     last: dict[Any, Line] = {}
-    for line in lines:
-        for kind in [kind for kind in KINDS if "feedback" in line and kind in line]:
+    # Feedback on a conversation is in the file of its last answer, and those of several servers overlap in time.
+    for line in sorted((line for line in lines if "feedback" in line), key=lambda line: line["time"]):
+        for kind in [kind for kind in KINDS if kind in line]:
             subject = line.get("answer") or ("conversation", line["conversation"])
             key = (kind, frozenset((subject, line["better_than"])) if kind == "better_than" else subject)
             last.pop(key, None)
