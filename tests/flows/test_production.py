@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from components.data.served.log import ServedLog
 from components.evaluation.proportions import independent_difference
 from flows.compare import main
+from tests.docs.pages import ROOT, blocks
 
 
 def test_the_interval_is_that_of_the_published_example():
     """Newcombe 1998, table II (a), method 10: 56 of 70 against 48 of 80."""
     assert independent_difference((56, 70), (48, 80)) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+
+
+def shape(lines: list[str]) -> set[str]:
+    """Lines without their numbers and spaces."""
+    return {re.sub(r"[\d.]+|\s+", "#", line) for line in lines}
 
 
 def test_versions_are_compared_by_the_scores_of_their_conversations(tmp_path, capsys):
@@ -41,5 +48,8 @@ def test_versions_are_compared_by_the_scores_of_their_conversations(tmp_path, ca
     assert "0.200 [0.057, 0.510]" in lines[1]
     assert lines[4].startswith("verdict: 2 against 1: better, success +0.700 [+0.2")
     assert lines[5] == "verdict: 3 against 1: undecided, because one of them has no scores"
+    pages = [block.text.splitlines() for block in blocks(ROOT / "docs" / "guides" / "production.md", "text")]
+    (output,) = (page[1:] for page in pages if page[0].startswith("$ "))
+    assert shape(output) <= shape(lines)
     assert main([str(tmp_path), "--json"]) == 0
     assert [version["success"] for version in json.loads(capsys.readouterr().out)["versions"]] == [0.2, 0.9, None]
