@@ -7,6 +7,7 @@ future are its result: `{"error": …, "category": "user" | "server"}`. Telemetr
 
 from __future__ import annotations
 
+import json
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -18,12 +19,12 @@ from components.inference.connection import PendingBytes, read_body, read_json_o
 from components.inference.refusals import refuse
 from components.specs.validation import validate
 from flows.train_service import bodies
-from flows.train_service.batch import read_batch
 from flows.train_service.bodies import Body
 from flows.train_service.checkpoints import date
+from flows.train_service.entries import ModelEntry
 from flows.train_service.journal import FAILED
-from flows.train_service.messages import PROTO_TYPE
-from flows.train_service.service import ModelEntry, Service
+from flows.train_service.messages import PROTO_TYPE, message
+from flows.train_service.service import Service
 
 B = TypeVar("B", bound=Body)
 
@@ -98,7 +99,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post("/api/v1/sessions/{session}/finish")
     async def finish_session(session: str, request: Request) -> Response:
-        service.finish_session(session, await read_json_object(request, pending))
+        await service.finish_session(session, await read_json_object(request, pending))
         return Response(status_code=204)
 
     @app.post("/api/v1/create_model")
@@ -119,38 +120,42 @@ def create_app(service: Service) -> FastAPI:
         if request.headers.get("content-type", "") != PROTO_TYPE or request.headers.get("content-encoding"):
             raise HTTPException(400, f"expected a body of type {PROTO_TYPE}, not compressed")
         body = await read_body(request, pending)
-        model_id, number, _ = read_batch(body, service.trainer.limits)  # refuse before the request has a number
-        service.model(model_id)
-        return future(model_id, number, "forward_backward", body)
+        try:
+            head = message("ForwardBackwardRequest", body)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        service.model(head.model_id)
+        return future(head.model_id, head.seq_id, "forward_backward", body)
 
-    async def training(request: Request, kind: type[bodies.Training], name: str) -> dict[str, Any]:
-        asked, body = await body_of(request, kind)
+    def training(content: dict[str, Any], kind: str) -> dict[str, Any]:
+        """Accept a request to a model. The client has counted its number, so what is wrong with the rest is its result:
+        without it, the requests after it would wait."""
+        numbered = {name: content[name] for name in bodies.Training.model_fields if name in content}
+        asked = validate(bodies.Training, numbered, configuration=False)
         service.model(asked.model_id)
-        return future(asked.model_id, asked.seq_id, name, body)
+        return future(asked.model_id, asked.seq_id, kind, json.dumps(content, sort_keys=True).encode())
 
     @app.post("/api/v1/optim_step")
     async def optim_step(request: Request) -> dict[str, Any]:
-        return await training(request, bodies.OptimStep, "optim_step")
+        return training(await read_json_object(request, pending), "optim_step")
 
     @app.post("/api/v1/save_weights")
     async def save_weights(request: Request) -> dict[str, Any]:
-        return await training(request, bodies.SaveWeights, "save_weights")
+        return training(await read_json_object(request, pending), "save_weights")
 
     @app.post("/api/v1/save_weights_for_sampler")
     async def save_weights_for_sampler(request: Request) -> dict[str, Any]:
-        return await training(request, bodies.SaveForSampler, "save_weights_for_sampler")
+        return training(await read_json_object(request, pending), "save_weights_for_sampler")
 
     @app.post("/api/v1/load_weights")
     async def load_weights(request: Request) -> dict[str, Any]:
-        asked, body = await body_of(request, bodies.LoadWeights)
-        service.checkpoints.get(asked.path)
-        if asked.session_id is not None and asked.model_seq_id is not None and asked.model_id is None:
-            service.session(asked.session_id)
-            return future(f"{asked.session_id}:train:{asked.model_seq_id}", 0, "create_from", body)
-        if asked.model_id is None or asked.seq_id is None or asked.session_id is not None:
-            raise HTTPException(400, "expected model_id with seq_id, or session_id with model_seq_id")
-        service.model(asked.model_id)
-        return future(asked.model_id, asked.seq_id, "load_weights", body)
+        content = await read_json_object(request, pending)
+        if content.get("session_id") is None:
+            return training(content, "load_weights")
+        asked = validate(bodies.CreateFrom, content, configuration=False)
+        service.session(asked.session_id)
+        body = asked.model_dump_json(exclude_unset=True).encode()
+        return future(f"{asked.session_id}:train:{asked.model_seq_id}", 0, "create_from", body)
 
     @app.post("/api/v1/create_sampling_session")
     async def create_sampling_session(request: Request) -> dict[str, Any]:

@@ -102,19 +102,29 @@ class SaveForSampler(Training):
     path: Name | None = None
     """None: a sampling session of the current weights, without a name."""
     sampling_session_seq_id: Number | None = None
+    """Number of that session."""
     kind: Literal["snapshot"] = "snapshot"
     ttl_seconds: Annotated[int, Field(ge=3600, le=315_360_000)] | None = None
     user_metadata: dict[str, str] | None = None
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
-class LoadWeights(Body):
-    """Into a model (`model_id`, `seq_id`), or into a new one (`session_id`, `model_seq_id`)."""
+class LoadWeights(Training):
+    """Load a state into a model."""
 
-    model_id: str | None = None
-    seq_id: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    session_id: str | None = None
-    model_seq_id: Number | None = None
+    path: str
+    optimizer: bool
+    optimizer_config: AdamConfig | None = None
+    weights_access_token: None = None
+    session_id: None = None
+    type: Literal["load_weights"] = "load_weights"
+
+
+class CreateFrom(Body):
+    """Create a model from a state."""
+
+    session_id: str
+    model_seq_id: Number
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
     path: str

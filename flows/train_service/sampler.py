@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from components.errors import EspalierError, SpecError
+from components.errors import SpecError
 from components.inference.protocol import (
     BASE_POLICY,
     Sampling,
@@ -85,7 +85,7 @@ class Sampler:
                 folder = None if waiting.state is None else str(waiting.state / "adapter")
                 try:
                     await asyncio.to_thread(self._engine.load_policy, version, folder)
-                except EspalierError as problem:
+                except Exception as problem:  # noqa: BLE001  # the requests behind it wait for this loop
                     error = problem
             self._waiting.popleft()
             if error is not None:

@@ -16,8 +16,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from flows.train_service import bodies
 from flows.train_service.batch import ClientBatch, pass_output, read_batch
 from flows.train_service.bodies import Body, LoraConfig
 from flows.train_service.checkpoints import Checkpoints, is_id
+from flows.train_service.entries import ModelEntry
 from flows.train_service.journal import FAILED, Journal, Result
 from flows.train_service.messages import PROTO_TYPE
 from flows.train_service.sampler import Sampler
@@ -44,38 +44,6 @@ MODELS_IN_MEMORY = 16
 """Models whose adapters are in memory at a time; others are read from their last state when they are needed."""
 STRAY_SECONDS = 600.0
 """Time for which a request waits for an earlier number that has not arrived."""
-
-
-@dataclass
-class ModelEntry:
-    """Model of a session, and its requests. The fields that `saved` returns are on disk."""
-
-    id: str
-    base: str
-    config: LoraConfig
-    state: str
-    applied: int = 0
-    """Number of the last request that changed the state."""
-    answer: dict[str, Any] | None = None
-    """Answer to that request."""
-    metadata: dict[str, Any] | None = None
-    created: float = 0.0
-    steps: int = 0
-    next: int = 1
-    """Number of the next request to run."""
-    arrived: dict[int, float] = field(default_factory=dict)
-    """Requests that wait for their turn, with the time of their arrival."""
-    model: Model | None = None
-    """None: not in memory."""
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """Data of a checkpoint of the model."""
-        return {"base": self.base, "config": self.config.model_dump(), "state": self.state}
-
-    def saved(self) -> dict[str, Any]:
-        names = ("id", "base", "state", "applied", "answer", "metadata", "created", "steps")
-        return {"config": self.config.model_dump(), **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True)
@@ -134,12 +102,13 @@ class Service:
             raise HTTPException(410, f"the session {session} is finished; create another one")
         return data
 
-    def finish_session(self, session: str, reason: dict[str, Any]) -> None:
+    async def finish_session(self, session: str, reason: dict[str, Any]) -> None:
         data = self.session(session)
         self._write("sessions", session, {**data, "finished": time.time(), "reason": reason})
-        for entry in self.models.values():
-            if entry.id.startswith(f"{session}:"):
-                self._forget(entry)
+        async with self._compute:  # a request of the session may still run
+            for entry in self.models.values():
+                if entry.id.startswith(f"{session}:"):
+                    self._forget(entry)
 
     # Requests with a future
 
@@ -200,8 +169,7 @@ class Service:
             failure = {"error": text, "category": "user" if user else "server"}
             result = Result(FAILED, json.dumps(failure).encode())
         self._journal.finish(owner, number, result)
-        event = self._done.pop(f"{owner}:{number}", None)
-        if event is not None:
+        if event := self._done.pop(f"{owner}:{number}", None):
             event.set()
 
     async def _train(self) -> None:
@@ -234,7 +202,7 @@ class Service:
             case "create_model":
                 return await self._create(owner, _parse(bodies.CreateModel, body))
             case "create_from":
-                return await self._create_from(owner, _parse(bodies.LoadWeights, body))
+                return await self._create_from(owner, _parse(bodies.CreateFrom, body))
             case "asample":
                 state = self._state_of(owner)
                 return await self._sampler.sample(f"{owner}:{number}", _parse(bodies.Sample, body), state)
@@ -242,26 +210,34 @@ class Service:
         if number == entry.applied:  # the state was saved, and the process ended before it wrote the result
             return entry.answer
         async with self._compute:
-            model = await self._in_memory(entry)
-            match kind:
-                case "forward_backward":
-                    return await self._pass(entry, model, number, body)
-                case "optim_step":
-                    params = _parse(bodies.OptimStep, body).adam_params
-                    metrics = await asyncio.to_thread(self.trainer.optimizer_step, model, params)
-                    entry.steps += 1
-                    return self._applied(entry, number, {"metrics": metrics})
-                case "load_weights":
-                    load = _parse(bodies.LoadWeights, body)
-                    state = self.checkpoints.get(load.path)["state"]
-                    await asyncio.to_thread(self.trainer.load, model, state, optimizer=load.optimizer)
-                    return self._applied(entry, number, {"path": load.path, "model_id": owner, "type": kind})
-                case "save_weights":
-                    save = _parse(bodies.SaveWeights, body)
-                    path = self.checkpoints.save(entry.id, "weights", save, entry.content, overwrite=save.overwrite)
-                    return {"path": path, "type": kind}
-                case _:
-                    return self._save_for_sampler(entry, number, _parse(bodies.SaveForSampler, body))
+            try:
+                return await self._run(entry, await self._in_memory(entry), number, kind, body)
+            except BaseException:
+                self._forget(entry)  # its last state is on disk
+                raise
+
+    async def _run(self, entry: ModelEntry, model: Model, number: int, kind: str, body: bytes) -> Any:
+        """Run a request on its model."""
+        match kind:
+            case "forward_backward":
+                batch = read_batch(body, self.trainer.limits)[2]
+                compute = self.trainer.forward if batch.forward_only else self.trainer.forward_backward
+                return pass_output(batch, *await asyncio.to_thread(compute, model, batch))
+            case "optim_step":
+                params = _parse(bodies.OptimStep, body).adam_params
+                metrics = await asyncio.to_thread(self.trainer.optimizer_step, model, params)
+                return self._applied(entry, number, {"metrics": metrics})
+            case "load_weights":
+                load = _parse(bodies.LoadWeights, body)
+                state = self.checkpoints.get(load.path)["state"]
+                await asyncio.to_thread(self.trainer.load, model, state, optimizer=load.optimizer)
+                return self._applied(entry, number, {"path": load.path, "model_id": entry.id, "type": kind})
+            case "save_weights":
+                save = _parse(bodies.SaveWeights, body)
+                path = self.checkpoints.save(entry.id, "weights", save, entry.content, overwrite=save.overwrite)
+                return {"path": path, "type": kind}
+            case _:
+                return self._save_for_sampler(entry, number, _parse(bodies.SaveForSampler, body))
 
     def _applied(self, entry: ModelEntry, number: int, answer: dict[str, Any]) -> dict[str, Any]:
         """Record that a request has changed the state of a model, with its answer, in one write."""
@@ -273,34 +249,37 @@ class Service:
     async def _in_memory(self, entry: ModelEntry) -> Model:
         """Return a model, read from its state if it is not in memory, with the batches of its next step."""
         if entry.model is None:
-            for other in [other for other in self.models.values() if other.model][: -MODELS_IN_MEMORY + 1]:
-                self._forget(other)
+            self._make_room()
             model = await asyncio.to_thread(self.trainer.restore, entry.id, entry.config, entry.state)
-            model.batches = [batch for batch in self._batches_since(entry) if not batch.forward_only]
+            model.batches = self._batches_since(entry)
             entry.model = model
         self.models[entry.id] = self.models.pop(entry.id)  # the most recently used is the last
         return entry.model
 
-    def _batches_since(self, entry: ModelEntry) -> Iterator[ClientBatch]:
-        """Yield the batches that were computed since the last change of a model's state."""
+    def _batches_since(self, entry: ModelEntry) -> list[ClientBatch]:
+        """Return the batches that the next step applies: those since the last change of a model's state, or the last
+        step that failed, which has dropped those before it."""
+        batches: list[ClientBatch] = []
         for number in self._journal.numbers(entry.id):
-            request, result = self._journal.request(entry.id, number), self._journal.result(entry.id, number)
-            succeeded = number > entry.applied and result is not None and result.media_type != FAILED
-            if succeeded and request is not None and request[0] == "forward_backward":
-                yield read_batch(request[1], self.trainer.limits)[2]
+            if number <= entry.applied or (result := self._journal.result(entry.id, number)) is None:
+                continue
+            kind, body = self._journal.request(entry.id, number) or ("", b"")
+            if kind == "optim_step":
+                batches = []
+            elif kind == "forward_backward" and result.media_type != FAILED:
+                batch = read_batch(body, self.trainer.limits)[2]
+                batches += [] if batch.forward_only else [batch]
+        return batches
+
+    def _make_room(self) -> None:
+        """Take the least recently used models out of memory, so that one more fits."""
+        for other in [other for other in self.models.values() if other.model][: -MODELS_IN_MEMORY + 1]:
+            self._forget(other)
 
     def _forget(self, entry: ModelEntry) -> None:
         if entry.model is not None:
             self.trainer.forget(entry.model)
             entry.model = None
-
-    async def _pass(self, entry: ModelEntry, model: Model, number: int, body: bytes) -> bytes:
-        batch = read_batch(body, self.trainer.limits)[2]
-        if batch.forward_only:
-            logprob_S, loss_S = await asyncio.to_thread(self.trainer.forward, model, batch)
-        else:
-            logprob_S, loss_S = await asyncio.to_thread(self.trainer.forward_backward, model, batch)
-        return pass_output(batch, logprob_S, loss_S)
 
     # Models
 
@@ -312,7 +291,7 @@ class Service:
         await self._add(owner, asked.base_model, config, asked.user_metadata, None, optimizer=False)
         return {"model_id": owner, "type": "create_model"}
 
-    async def _create_from(self, owner: str, asked: bodies.LoadWeights) -> dict[str, Any]:
+    async def _create_from(self, owner: str, asked: bodies.CreateFrom) -> dict[str, Any]:
         saved = self.checkpoints.get(asked.path)
         base = asked.base_model or saved["base"]
         self._check_base(base)
@@ -326,12 +305,13 @@ class Service:
         if owner in self.models:
             return  # created before a restart
         async with self._compute:
+            self._make_room()
             model = await asyncio.to_thread(self.trainer.create, owner, config)
             if state is not None:
                 await asyncio.to_thread(self.trainer.load, model, state, optimizer=optimizer)
-        entry = ModelEntry(owner, base, config, model.state, metadata=metadata, created=time.time(), model=model)
-        self._write("models", owner, entry.saved())
-        self.models[owner] = entry
+            entry = ModelEntry(owner, base, config, model.state, metadata=metadata, created=time.time(), model=model)
+            self._write("models", owner, entry.saved())
+            self.models[owner] = entry
 
     def _check_base(self, base: str) -> None:
         if base not in self.place.names:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +65,9 @@ class Model:
 
 
 class AdapterTrainer:
-    """Trains models on the base in `base_dir`. folder: of the states. spec: of the base, with its limit of tokens."""
+    """Trains models on the base in `base_dir`. folder: of the states. spec: of the base, with its limit of tokens.
+
+    A model for which a method raised is to be forgotten, and restored from its last state."""
 
     def __init__(self, base_dir: Path, spec: ModelSpec, folder: Path):
         self._base_dir, self._folder = base_dir, folder
@@ -103,7 +104,7 @@ class AdapterTrainer:
 
     def forward_backward(self, model: Model, batch: ClientBatch) -> tuple[np.ndarray, np.ndarray]:
         """Add the gradient of a batch's loss to those that the next step applies. Return the (S,) log-probabilities and
-        losses. Raises SpecError for a loss that is not finite; the gradients are then those of the other batches."""
+        losses. Raises SpecError for a loss that is not finite."""
         self._catch_up(model)
         result = self._backward(model, batch)
         model.batches.append(batch)
@@ -112,7 +113,7 @@ class AdapterTrainer:
 
     def optimizer_step(self, model: Model, params: AdamParams) -> dict[str, float]:
         """Apply the gradients since the last step, and write the state after it. Return the metrics of the step. Raises
-        SpecError without gradients, and for gradients that are not finite, which are dropped."""
+        SpecError without gradients, and for gradients that are not finite."""
         if not model.batches:
             text = "no gradients since the last step; expected a forward_backward of this model before optim_step"
             raise SpecError.at("optim_step", text)
@@ -169,14 +170,9 @@ class AdapterTrainer:
             model.computed += 1
 
     def _backward(self, model: Model, batch: ClientBatch) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            with self.policy.activate(model.name):
-                result = self._pass(batch)
-        except BaseException:
-            self._drop_gradients(model)
-            raise
+        with self.policy.activate(model.name):
+            result = self._pass(batch)
         if not math.isfinite(float(result[1].sum())):
-            self._drop_gradients(model)
             raise SpecError.at("loss:sum", "not finite; this batch is left out of the next step")
         return result
 
@@ -200,7 +196,6 @@ class AdapterTrainer:
         limit = params.grad_clip_norm or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(group["params"], limit))
         if not math.isfinite(norm):
-            self._drop(model)
             raise SpecError.at("optim_step", "the gradient is not finite; it is dropped, and the weights are unchanged")
         group |= {
             "lr": params.learning_rate,
@@ -213,12 +208,8 @@ class AdapterTrainer:
 
     def _drop(self, model: Model) -> None:
         """Drop the batches of the next step, and their gradients."""
-        self._drop_gradients(model)
-        model.batches = []
-
-    def _drop_gradients(self, model: Model) -> None:
         model.optimizer.zero_grad()
-        model.computed = 0
+        model.batches, model.computed = [], 0
 
     def _names(self, model: Model) -> list[str]:
         with self.policy.activate(model.name) as parameters:
@@ -234,9 +225,8 @@ class AdapterTrainer:
             names = self._names(model)
             save_state(draft, algorithm=ALGORITHM, step=0, optimizer=model.optimizer, names=names, loss_scale={})
             write_json(draft / "state.json", {"metrics": metrics, "config": model.config.model_dump()})
-            if target.is_dir():
-                shutil.rmtree(target)
-            os.rename(draft, target)
+            if not target.is_dir():  # equal keys have equal contents
+                os.rename(draft, target)
         model.state = key
 
     def _read(self, model: Model, key: str, *, optimizer: bool) -> None:
