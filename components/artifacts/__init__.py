@@ -4,7 +4,7 @@ from components.artifacts.files import store_uri
 from components.artifacts.keys import stage_key
 from components.artifacts.locks import lock_file
 from components.artifacts.manifest import MANIFEST, MANIFEST_VERSION, Artifact, parse_manifest, read_artifact
-from components.artifacts.store import Draft, Store, sync_tree
+from components.artifacts.store import Draft, Store, sync, sync_tree
 from components.artifacts.times import Times
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "read_artifact",
     "stage_key",
     "store_uri",
+    "sync",
     "sync_tree",
 ]

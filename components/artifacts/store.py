@@ -343,7 +343,7 @@ class Store:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        _sync(self.root)
+        sync(self.root)
         self._verified[key] = read_artifact(path, verify=False)  # hashed when it was drafted
         return self._verified[key]
 
@@ -380,10 +380,11 @@ def _remove_foreign(path: Path) -> None:
 def sync_tree(folder: Path) -> None:
     """Sync a folder and everything in it to disk."""
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
+        sync(path)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Sync a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

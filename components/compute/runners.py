@@ -313,8 +313,9 @@ class KeptProcessRunner(ProcessRunner):
             self._busy.release()
 
     def _run_kept(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
-        if self._part != (part := self._only(request)):
-            self.close()
+        died, part = self._child is not None and self._child.poll() is not None, self._only(request)
+        if died or self._part != part:
+            self.close()  # also after its death: processes that it started end with its pipes
         self._part = part
         events: list[Event] = []
 
@@ -328,11 +329,11 @@ class KeptProcessRunner(ProcessRunner):
         except EspalierError as error:
             if not reused or events or type(error) is not EspalierError:
                 raise
-        return self._answer(request, on_event)  # the process had died, or was dying, since the stage before
+        return self._answer(request, on_event)  # the process was dying since the stage before
 
     def _answer(self, request: Mapping[str, Any], on_event: Callable[[Event], None]) -> StageResult:
         child = self._child
-        if child is None or child.poll() is not None:
+        if child is None:
             self._process.log.parent.mkdir(parents=True, exist_ok=True)
             with open(self._process.log, "ab") as log:
                 child = self._child = self._start([*self._command, "--requests", f"root={self._process.root}"], log)

@@ -71,6 +71,8 @@ def attempt(
         return 0
     except EspalierError as error:
         assert group is not None
+        if not group.first:  # rank 0 may be unable to report it, such as within a collective operation
+            logger.error("%s", error)
         with contextlib.suppress(KeyboardInterrupt):  # the launcher ends the remaining processes
             group.report_failure(error_to_json(error), say, awaited=False)
         return 2 if isinstance(error, SpecError | ResourceError) else 1

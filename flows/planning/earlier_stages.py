@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from components.compute.local.spec import LocalPlace
@@ -43,12 +44,20 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[Difference]
     elif before != after:
         if path == "round":  # the spec counts rounds from 0, messages from 1
             before, after = before + 1, after + 1
-        yield Difference(path, _text(before), _text(after))
+        yield Difference(path, *_cut(_text(before), _text(after)))
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 3]}…"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(before: str, after: str) -> list[str]:
+    """Return both texts, cut to MAX_LENGTH; a long common prefix is shortened so that the difference shows."""
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+    long = max(len(before), len(after)) > MAX_LENGTH
+    first = shared - MAX_LENGTH // 4 if long and shared > MAX_LENGTH // 2 else 0
+    shown = ["…" * (first > 0) + text[first:] for text in (before, after)]
+    return [text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 3]}…" for text in shown]
 
 
 MAX_DIFFERENCES = 4

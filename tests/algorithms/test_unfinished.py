@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -253,10 +254,17 @@ def test_a_state_of_another_training_names_the_folder_to_remove(base_dir, tmp_pa
 
 
 def test_a_save_that_fails_costs_a_warning(base_dir, tmp_path, undisturbed, monkeypatch, caplog):
-    def full(_):
-        raise OSError(28, "No space left on device")
+    """The limit of a file's size takes the place of a full disk; safetensors raises an error of its own."""
+    write, limits = parts.write, resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    monkeypatch.setattr(parts, "sync_tree", full)
+    def limited(*arguments):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(parts, "write", limited)
     assert differing(undisturbed["grpo"], run(base_dir, "grpo", tmp_path)) == []
-    assert "No space left on device" in caplog.text
+    assert "File too large" in caplog.text
     assert list((tmp_path / "scratch" / "unfinished").iterdir()) == []

@@ -126,14 +126,16 @@ def test_reused_process_takes_several_requests(tmp_path):
     script.write_text(
         textwrap.dedent(
             """
-            import json, os, sys
+            import json, os, subprocess, sys
             assert "--requests" in sys.argv
+            rank = "import time; from components.compute.lifeline import watch_parent; watch_parent(on_line=None); "
+            pid = subprocess.Popen([sys.executable, "-c", rank + "time.sleep(600)"], stdout=subprocess.DEVNULL).pid
             for line in sys.stdin:
                 stage = json.loads(line)["stage"]
                 if stage == "dies":
                     os._exit(3)
                 failed = {"error": {"type": "WaitTimeout", "message": "late"}}
-                done = {"key": stage, "digest": str(os.getpid()), "status": "ran"}
+                done = {"key": stage, "digest": str(os.getpid()), "status": str(pid)}
                 print(json.dumps(failed if stage == "fails" else done), flush=True)
             """
         )
@@ -152,7 +154,9 @@ def test_reused_process_takes_several_requests(tmp_path):
         runner.run({"stage": "dies"}, print)
     fourth = runner.run({"stage": "four"}, print)
     psutil.Process(int(fourth.digest)).kill()  # between two stages
+    _wait_for_end(int(fourth.digest))
     fifth = runner.run({"stage": "five"}, print)
+    _wait_for_end(int(fourth.status))
     last = runner.run({"stage": "six", "model": "another"}, print)
     assert len({stage.digest for stage in (third, fourth, fifth, last)}) == 4
     runner.close()
@@ -179,6 +183,10 @@ def test_a_child_ends_with_its_parent(tmp_path, options):
     assert psutil.pid_exists(pid)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=600)
+    _wait_for_end(pid)
+
+
+def _wait_for_end(pid):
     limit = time.monotonic() + 600
     while _runs(pid) and time.monotonic() < limit:
         time.sleep(0.05)

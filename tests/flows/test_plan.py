@@ -14,6 +14,7 @@ from components.errors import SchemaMismatch
 from flows import plan as command
 from flows.history.records import Records
 from flows.plan import show
+from flows.planning.earlier_stages import differences
 from flows.planning.plan import plan
 from tests.flows.pretend import edit_manifest, planned, pretend, spec_of
 from tests.flows.processes import python
@@ -149,6 +150,18 @@ def test_the_time_of_another_model_is_no_estimate_and_rounds_count_from_one(tmp_
         assert stages[label].seconds is None
         assert any(reason.startswith("model.name: ") for reason in stages[label].why)
     assert planned(tmp_path, rounds=2)["collect[2]"].why[0] == "round: 1 → 2"
+
+
+def test_long_values_are_cut_where_they_differ():
+    command = "python -m agents.play --environment tictactoe --limit "
+    cases = {
+        (f"{command}3", f"{command}4"): "command: …e --limit 3 → …e --limit 4",
+        (command, f"{command}4 --turns 5"): "command: …e --limit  → …e --limit 4 --turns 5",
+        ("a" * 60, "b" * 60): f"command: {'a' * 37}… → {'b' * 37}…",
+        (f"{command[:30]}a", f"{command[:30]}b"): f"command: {command[:30]}a → {command[:30]}b",
+    }
+    for (before, after), text in cases.items():
+        assert list(map(str, differences({"command": before}, {"command": after}))) == [text]
 
 
 def test_what_a_newer_version_has_written_is_refused(tmp_path):

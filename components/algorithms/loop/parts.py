@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from components.algorithms.loop.adamw import FLOAT32_STATE, MASTER
 from components.algorithms.policy.sharded import first_row, local_shard
-from components.artifacts import sync_tree
+from components.artifacts import sync, sync_tree
 from components.artifacts.keys import file_digest
 from components.json_text import read_json
 
@@ -110,7 +110,8 @@ def begin(part: Path) -> Path:
 def write(
     part: Path, tensors: dict[str, torch.Tensor], random: dict[str, torch.Tensor], record: Mapping[str, Any]
 ) -> None:
-    """Write a part that was begun."""
+    """Write a part that was begun. When it returns, the part survives a loss of power, so earlier states can be
+    removed."""
     from safetensors.torch import save_file
 
     draft = draft_path(part)
@@ -119,6 +120,8 @@ def write(
     (draft / RECORD).write_text(json.dumps({**record, "files": _digests(draft, record)}))
     sync_tree(draft)
     draft.rename(part)
+    sync(part.parent)
+    sync(part.parent.parent)
 
 
 def check(part: Path) -> None:

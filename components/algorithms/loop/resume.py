@@ -239,7 +239,7 @@ def _warns_of_disk(part: Path) -> Iterator[None]:
     """Log a warning for an error of the disk within the context, and remove what was written."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as the latter
         log.warning(
             "the unfinished training could not be saved; if it is killed, it cannot resume from this step: %s", error
         )
