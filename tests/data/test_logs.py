@@ -177,6 +177,10 @@ def test_a_log_that_cannot_be_used_says_why_by_row(tmp_path, subtests):
             "log.jsonl:2: message 2 contains image",
         ),
         "another form": ([good, observation("u", 1, ["q"], "a"), {"x": 1}], "log.jsonl:3: no row of the form langfuse"),
+        "a tool of another shape": (
+            [{**good, "startTime": ["x"], "input": {"messages": good["input"], "tools": [{"function": 5}]}}],
+            "log.jsonl:1: tools: expected objects with the name",
+        ),
         "no input": ([observation("t", 1, [], "a")], "log.jsonl:1: observation o1 has no messages. Export"),
         "a request alone": ([request], "log.jsonl:1: r1: the answer is missing. Add the batch's output file"),
         "a response alone": ([expired], "log.jsonl:1: r1: the input is missing. Add the batch's input file"),

@@ -31,7 +31,7 @@ def langfuse(row: Mapping[str, Any]) -> list[LogPart] | None:
     return [
         called(
             str(trace),
-            str(either(row, "startTime", "start_time")),
+            either(row, "startTime", "start_time"),
             f"observation {row.get('id')}",
             row.get("input"),
             row.get("output"),
@@ -52,7 +52,7 @@ def langsmith(row: Mapping[str, Any]) -> list[LogPart] | None:
     if row["run_type"] == "llm":
         extra = parsed(row.get("extra")) or {}
         tools = (extra.get("invocation_params") or {}).get("tools")
-        start, name = str(row.get("start_time")), f"run {row.get('id')}"
+        start, name = row.get("start_time"), f"run {row.get('id')}"
         outputs, error = row.get("outputs"), row.get("error")
         parts.append(called(trace, start, name, row["inputs"], outputs, tools=tools, error=error, hint=LANGSMITH))
     return parts

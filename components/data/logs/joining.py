@@ -24,7 +24,7 @@ from typing import Any
 from components.data.examples import RowProblem
 from components.data.forms.base import Form
 from components.data.logs.parts import LogPart
-from components.data.messages import read_messages
+from components.data.messages import read_messages, read_tools
 from components.data.rows import BrokenRow, DataRow, OnBroken
 from components.data.sources import rows
 from components.data.spec import SourceSpec
@@ -106,7 +106,7 @@ def _conversations_of(calls: Iterable[LogPart]) -> list[_Conversation]:
     known: list[_Conversation] = []
     for call in calls:
         prompt = [_key(message) for message in read_messages(call.messages)]
-        tools = {json.dumps(tool.get("function", tool).get("name")): tool for tool in call.tools}
+        tools = {tool["function"]["name"]: tool for tool in read_tools(call.tools)}
         for answer in call.answers:
             keys = [*prompt, _key(read_messages([answer])[0])]
             if any(other.keys[: len(keys)] == keys for other in known):

@@ -36,6 +36,7 @@ def called(
     trace: str, start: Any, name: str, request: Any, response: Any, *, tools: Any = None, error: Any = None, hint: str
 ) -> LogPart:
     """Return the part of a call. name: of the entry, for messages; hint: advice for an entry without content."""
+    start = start if isinstance(start, int | float) else str(start)
     try:
         part = LogPart(trace, start, **payloads.call(request, response, tools))
     except RowProblem as problem:

@@ -43,7 +43,7 @@ def _spans(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, dict[str, An
         flat = {key.removeprefix("attributes."): row[key] for key in row if key.startswith("attributes.")}
         name = f"span {context.get('span_id')} ({row.get('name')})"
         attributes = parsed(row.get("attributes")) or flat
-        yield str(context["trace_id"]), name, str(row.get("start_time")), attributes, row
+        yield str(context["trace_id"]), name, row.get("start_time"), attributes, row
 
 
 def _value(value: Any) -> Any:
