@@ -21,7 +21,7 @@ import inspect
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from components.aio import in_thread
 from components.environments.protocol import Environment, WorkFolder, Workspace
 from components.errors import AgentError, ResourceError
 from components.sandbox import bubblewrap
+from components.sandbox.watch import owner_options
 from components.trajectories.schema import Scenario
 
 OUTPUT_BYTES = 4 << 20
@@ -82,8 +83,6 @@ class CommandAgent:
             "ANTHROPIC_MODEL": model,
         }
         folder = environment.workspace if isinstance(environment, Workspace) else None
-        if folder is not None:
-            variables = {**folder.variables, **variables}
         answer = await _run([_filled(word, values) for word in self._command], folder, variables)
         step = await _result(lambda: environment.step({"role": "assistant", "content": answer}))
         return {"reward": step.reward, **step.info}
@@ -134,7 +133,7 @@ async def _run(command: list[str], folder: WorkFolder | None, variables: dict[st
     """Run the program in its sandbox; return its standard output. Raises CalledProcessError if it fails, AgentError if
     it writes too much or takes longer than its task allows. `OwnAgent` kills it if it has not ended."""
     process = await asyncio.create_subprocess_exec(
-        *_sandbox(folder),
+        *_sandbox(folder, variables),
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -168,9 +167,9 @@ async def _run(command: list[str], folder: WorkFolder | None, variables: dict[st
     return out.decode(errors="replace").strip()
 
 
-def _sandbox(folder: WorkFolder | None) -> list[str]:
+def _sandbox(folder: WorkFolder | None, variables: Container[str]) -> list[str]:
     """Return the start of the command line: bwrap with its options. folder: the working folder; None for an empty one
-    that ends with the program."""
+    that ends with the program. variables: those that the folder's do not replace."""
     options = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
     options += ["--new-session", "--cap-drop", "ALL"]
     at = FOLDER if folder is None else folder.at
@@ -182,8 +181,10 @@ def _sandbox(folder: WorkFolder | None) -> list[str]:
     options += ["--dev", "/dev", "--proc", "/proc"]
     for path in filter(Path.exists, ((Path.home() / name).resolve() for name in SECRETS)):
         options += ["--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]
+    for name, value in () if folder is None else folder.variables.items():  # not bwrap's own, such as LD_PRELOAD
+        options += ["--setenv", name, value] if name not in variables else []
     for path in () if folder is None else folder.hidden:
         options += ["--tmpfs", str(path)]
     options += ["--tmpfs", "/tmp", "--dir", USER]
     options += ["--dir", at] if folder is None else ["--bind", str(folder.path), at]
-    return ["bwrap", *options, "--remount-ro", "/", "--chdir", at, "--"]
+    return ["bwrap", *owner_options(), *options, "--remount-ro", "/", "--chdir", at, "--"]

@@ -309,6 +309,8 @@ def _namespaces(limits: Limits, links: Mapping[str, str]) -> list[str]:
     for name in ("/tmp", "/dev/shm"):
         options += ["--symlink", f"{HOME}/tmp", name]
     for name, target in links.items():
+        if "\0" in name:  # it would end the option, and begin others
+            raise ValueError(f"links: {name!r} contains a zero byte")
         options += ["--symlink", _below_home(target), name]
     return [*options, "--remount-ro", "/", "--chdir", HOME]
 

@@ -166,6 +166,20 @@ REFUSED = {
         {"task__toml": '[agent]\ntimeout_sec = "3"'},
         "timeout_sec = '3': expected a positive",
     ),
+    "infinite memory": (
+        {"task__toml": "[environment]\nmemory_mb = inf"},
+        "memory_mb = inf: expected a positive number",
+    ),
+    "no number": ({"task__toml": "[agent]\ntimeout_sec = nan"}, "timeout_sec = nan: expected a positive number"),
+    "no memory": ({"task__toml": "[environment]\nmemory_mb = 0.5"}, "memory_mb = 0.5: the sandbox needs at least 32"),
+    "no name": ({"task__toml": '[environment.env]\n"A=B" = "c"'}, "env.A=B = 'c': expected the name of a variable"),
+    "options of the sandbox": (
+        {"task__toml": '[environment]\nworkdir = "/app\\u0000--bind\\u0000/\\u0000/host"'},
+        "; expected one outside of the system's folders",
+    ),
+    "a zero byte": ({"environment_Dockerfile": "FROM ubuntu\nWORKDIR /app\0--bind"}, "it contains a zero byte"),
+    "a variable without =": ({"environment_Dockerfile": "FROM ubuntu\nENV A b=c"}, "ENV A b=c: needs a container"),
+    "a copy above": ({"environment_Dockerfile": "FROM ubuntu\nWORKDIR /app\nCOPY . ../b/"}, "COPY writes /b/Docker"),
     "no section": ({"task__toml": "agent = 3"}, "task.toml: agent = 3: expected a table"),
     "an open quote": ({"environment_Dockerfile": 'FROM ubuntu\nENV A="b'}, "cannot be read: No closing quotation"),
     "a copy without a source": ({"environment_Dockerfile": "FROM ubuntu\nCOPY a"}, "COPY a has no source"),
@@ -197,6 +211,13 @@ def test_a_task_that_needs_more_than_the_sandbox_is_refused_with_the_reason(tmp_
     assert reason in str(error.value)
     task_folder(tmp_path, "median")
     assert list(Tasks(str(tmp_path), unsupported="skip")._tasks) == ["median"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_is_refused(tmp_path):
+    (task_folder(tmp_path) / "greeting/task.toml").chmod(0)
+    with pytest.raises(SpecError, match="Permission denied"):
+        Tasks(str(tmp_path))
 
 
 def test_a_folder_without_tasks_is_refused(tmp_path):
@@ -284,6 +305,33 @@ os.kill(os.getpid(), signal.SIGKILL)
     first.close()
     second.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_too_deep_is_a_problem_and_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = HostFolder(read_tasks(str(FOLDERS / "greeting"))[0].work)
+    code = "import os\nfor _ in range(1500):\n    os.mkdir('a')\n    os.chdir('a')\nos.chmod('.', 0)"
+    subprocess.run([sys.executable, "-c", code], cwd=folder.path, check=True)
+    assert folder.packed(64) == (b"", "the program left too many folders in each other")
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@sandboxed
+def test_the_variables_of_a_task_are_the_programs_and_not_the_sandboxs(tmp_path):
+    """LD_PRELOAD could load a library into bubblewrap, outside of the sandbox."""
+    toml = '[environment.env]\nTHEIR_VARIABLE = "a"\nOPENAI_API_KEY = "theirs"'
+    code = "import os\nassert os.environ['THEIR_VARIABLE'] == 'a' and os.environ['OPENAI_API_KEY'] != 'theirs'\nask()\n"
+    code += (
+        "first = open('/proc/1/environ').read()\nassert 'OPENAI_API_KEY' in first and 'THEIR_VARIABLE' not in first\n"
+    )
+    code += "open('greeting.txt', 'w').write('hello')"
+    tasks = Tasks(str(task_folder(tmp_path / "tasks", task__toml=toml)))
+    with endpoint(Parrot(), CommandAgent(python(code))) as (own, _, _):
+        [trajectory] = collect(
+            Parrot(), lambda: tasks, tasks.scenarios("train"), player=Player(own), group_size=1, timeout=120.0
+        )
+    assert (trajectory.failure, trajectory.success) == (None, True), trajectory.outcome
 
 
 @sandboxed

@@ -3,6 +3,7 @@ network and services can honour. The rest is refused by name, and so are keys th
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -37,6 +38,8 @@ DEFAULTS: dict[str, Any] = {
     **{key: {} for key in ("metadata", "solution.env", "verifier.env", "environment.env")},
 }
 """Values that are not null where a task has none."""
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+"""Names of environment variables."""
 _SECTIONS = ("agent", "verifier", "environment", "solution")
 
 
@@ -63,7 +66,7 @@ def parse(text: str, offline: bool) -> tuple[dict[str, Any], list[str]]:
             problems.append(f"{key}: no such key" + (f". Did you mean {close!r}?" if close else ""))
         elif isinstance(kind, str):
             problems += [f"{key} {kind}"] if value else []
-        elif not isinstance(value, kind) or isinstance(value, bool) or (kind is _NUMBER and value <= 0):
+        elif not isinstance(value, kind) or isinstance(value, bool) or (kind is _NUMBER and not 0 < value < math.inf):
             expected = "a positive number" if kind is _NUMBER else "text" if kind is str else "a table"
             problems.append(f"{key} = {value!r:.80}: expected {expected}")
         else:
@@ -93,10 +96,16 @@ def _unfit(settings: dict[str, Any], offline: bool) -> list[str]:
         if key.endswith("network_mode") and value not in (None, "no-network") and not offline
     ]
     problems += [
-        f"{key}.{name} = {value!r:.80}: expected text without ${{...}}: variables of this machine are not passed on"
+        f"{key}.{name} = {value!r:.80}: expected the name of a variable, and text without ${{...}}: variables of this "
+        "machine are not passed on"
         for key in ("solution.env", "verifier.env", "environment.env")
         for name, value in settings[key].items()
-        if not isinstance(value, str) or "${" in value
+        if not isinstance(value, str) or "${" in value or "\0" in value or not VARIABLE.fullmatch(name)
+    ]
+    problems += [
+        f"environment.{name} = {size:g}: the sandbox needs at least {least}"
+        for name, least in (("memory_mb", 32), ("storage_mb", 1))
+        if (size := settings[f"environment.{name}"]) is not None and size < least
     ]
     if (settings["environment.os"] or "linux").lower() != "linux":
         problems.append(f"environment.os = {settings['environment.os']}: the sandbox has Linux")

@@ -126,7 +126,7 @@ def _task(folder: Path, offline: bool) -> tuple[FolderTask | None, list[str]]:
         if problems:
             return None, [f"task.toml: {problem}" for problem in problems]
         image = Image(folder / "environment", _below("environment", names), settings)
-    except ValueError as error:  # no UTF-8, an open quote, or invalid JSON
+    except (ValueError, OSError) as error:  # no UTF-8, an open quote, invalid JSON, or no permission
         return None, [f"instruction.md, task.toml or environment/Dockerfile cannot be read: {error}"]
     if image.problems:
         return None, image.problems

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
-import shutil
+import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
@@ -49,6 +49,8 @@ class HostFolder:
                 tar.add(self.path, WORK, filter=_plain)
         except OSError as error:
             return b"", f"the files that the program left cannot be read: {error.strerror}"
+        except RecursionError:
+            return b"", "the program left too many folders in each other"
         return packed.getvalue(), ""
 
 
@@ -60,7 +62,9 @@ def _remove(folder: Path, lock: int) -> None:
         return
     try:
         fcntl.flock(descriptor, lock)
-        shutil.rmtree(folder, ignore_errors=True)
+        # Not shutil.rmtree: a program may leave thousands of folders in each other, or folders that forbid it.
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, str(folder)], stderr=subprocess.DEVNULL)
     except BlockingIOError:
         pass
     finally:

@@ -8,11 +8,14 @@ version of the image is not reproduced: programs are those of this machine.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from components.environments.tasks.config import VARIABLE
 
 _BASE = re.compile(r"(docker\.io/)?(library/)?(python|ubuntu|debian)(:[\w.-]+)?")
 _SYSTEM = (
@@ -40,7 +43,7 @@ class Image:
         """Path of the working folder."""
         self.variables |= settings["environment.env"]
         top, *others = self.workdir.parts[1:] or ("",)
-        if top in ("", *_SYSTEM) or ".." in others:
+        if top in ("", *_SYSTEM) or ".." in others or "\0" in str(self.workdir):
             self.problems.append(
                 f"the working folder is {self.workdir}; expected one outside of the system's folders, such as /app, "
                 "by WORKDIR in environment/Dockerfile or environment.workdir in task.toml"
@@ -60,7 +63,8 @@ class Image:
         elif image is not None:
             yield from (("FROM", image), ("WORKDIR", settings["environment.workdir"] or "/"), ("COPY", ". ."))
         else:
-            text = (folder / file).read_text(encoding="utf-8")
+            if "\0" in (text := (folder / file).read_text(encoding="utf-8")):
+                raise ValueError("it contains a zero byte")
             text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
             for line in re.sub(r"\\[ \t]*\n", " ", text).splitlines():
                 if words := line.split(maxsplit=1):
@@ -71,8 +75,8 @@ class Image:
             self._at /= text.strip("\"'")
         elif instruction == "COPY" and not re.search(r"(^|\s)--|<<|\$", text):
             self._copy(json.loads(text) if text.startswith("[") else text.split())
-        elif instruction == "ENV" and "=" in text and "$" not in text:
-            self.variables |= {name: value for name, _, value in (pair.partition("=") for pair in shlex.split(text))}
+        elif instruction == "ENV" and "$" not in text and (variables := _variables(text)):
+            self.variables |= variables
         elif instruction not in ("CMD", "LABEL") and not (instruction == "FROM" and _BASE.fullmatch(text)):
             self.problems.append(
                 f"environment/Dockerfile: {instruction} {text:.80}: needs a container image, and none is built; "
@@ -84,7 +88,7 @@ class Image:
         *sources, target = words
         if not sources:
             raise ValueError(f"COPY {target} has no source")
-        path = self._at / target
+        path = PurePosixPath(posixpath.normpath(self._at / target))
         into = target.endswith("/") or len(sources) > 1 or path == self._at
         into = into or any(path in copied.parents for copied in self._copied)
         for source in sources:
@@ -96,6 +100,13 @@ class Image:
                     self._copied[path / inside] = name
             if len(self._copied) == count:
                 self.problems.append(f"environment/Dockerfile: COPY {source}: environment/ has no such file")
+
+
+def _variables(text: str) -> dict[str, str]:
+    """Return the variables of `ENV NAME=VALUE ...`; empty in the earlier form without `=`."""
+    pairs = [pair.partition("=") for pair in shlex.split(text)]
+    valid = all(equals and VARIABLE.fullmatch(name) for name, equals, _ in pairs)
+    return {name: value for name, _, value in pairs} if valid else {}
 
 
 def _matches(path: PurePosixPath, pattern: str) -> bool:
