@@ -51,7 +51,7 @@ class Checkpoints:
         """Return a checkpoint. Raises HTTPException if it does not exist."""
         file = self._located(path)
         data = read_json(file) if file is not None and file.is_file() else None
-        if data is None or (data["expires"] is not None and data["expires"] < time.time()):
+        if data is None or _expired(data):
             raise HTTPException(404, f"no checkpoint {path!r:.200}: it was never saved, was deleted, or has expired")
         return dict(data)
 
@@ -63,9 +63,9 @@ class Checkpoints:
         file.unlink()
 
     def of_model(self, model: str) -> list[dict[str, Any]]:
-        """Return the checkpoints of a model in the form of the API, by kind, the latest last."""
+        """Return the checkpoints of a model that have not expired in the form of the API, the latest last."""
         files = [(kind, file) for kind in KINDS for file in (self._folder / model / kind).glob("*.json")]
-        listed = [(data["created"], kind, data) for kind, file in files if (data := read_json(file))]
+        listed = [(data["created"], kind, data) for kind, file in files if not _expired(data := read_json(file))]
         return [
             {
                 "checkpoint_id": data["path"].partition(f"{model}/")[2],
@@ -82,10 +82,14 @@ class Checkpoints:
         """Return the file of a checkpoint; None for a path of another form."""
         model, _, tail = path.removeprefix(SCHEME).partition("/")
         kind, _, name = tail.partition("/")
-        return self._file(model, kind, name) if is_id(model) and kind in KINDS and name else None
+        return self._file(model, kind, name) if is_id(model) and kind in KINDS and 0 < len(name) <= 128 else None
 
     def _file(self, model: str, kind: str, name: str) -> Path:
         return self._folder / model / kind / f"{name.replace('/', '%2F')}.json"
+
+
+def _expired(data: dict[str, Any]) -> bool:
+    return bool(data["expires"] and data["expires"] < time.time())
 
 
 def is_id(text: str) -> bool:

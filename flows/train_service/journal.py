@@ -52,9 +52,9 @@ class Journal:
         read = self._read(owner, number, "result")
         return None if read is None else Result(*read)
 
-    def numbers(self, owner: str) -> list[int]:
-        """Return the numbers of the requests of an owner, in order."""
-        return sorted(int(path.stem) for path in (self._folder / owner).glob("*.request"))
+    def numbers(self, owner: str, suffix: str = "request") -> list[int]:
+        """Return the numbers of the requests of an owner, in order; or those that have a `result`."""
+        return sorted(int(path.stem) for path in (self._folder / owner).glob(f"*.{suffix}"))
 
     def owners(self) -> Iterator[str]:
         """Yield the owners of requests."""

@@ -78,8 +78,9 @@ class Service:
     def resume(self) -> None:
         """Continue the requests that an earlier process has not finished."""
         for owner in self._journal.owners():
+            finished = set(self._journal.numbers(owner, "result"))
             for number in self._journal.numbers(owner):
-                if self._journal.result(owner, number) is None:
+                if number not in finished:
                     kind, body = self._journal.request(owner, number) or ("", b"")
                     self._begin(owner, number, kind, body)
                 elif owner in self.models:

@@ -9,6 +9,7 @@ import base64
 import json
 import math
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -390,6 +391,18 @@ def test_only_the_latest_models_are_in_memory(client, monkeypatch):
     monkeypatch.setattr("flows.train_service.service.MODELS_IN_MEMORY", 2)
     models = [client.created() for _ in range(4)]
     assert [model for model, entry in client.service.models.items() if entry.model is not None] == models[2:]
+
+
+def test_an_expired_checkpoint_is_not_listed(client, monkeypatch):
+    model = client.created()
+    saved = {"model_id": model, "path": "w", "ttl_seconds": 3600}
+    path = client.result(client.post("save_weights", {**saved, "seq_id": 1}))["path"]
+    for missing, status in ((path, 200), (f"tinker://{model}/weights/{'x' * 500}", 404)):
+        assert client.post("weights_info", {"tinker_path": missing}).status_code == status
+    now = time.time()
+    monkeypatch.setattr("flows.train_service.checkpoints.time.time", lambda: now + 4000)
+    assert client.post("weights_info", {"tinker_path": path}).status_code == 404
+    assert client.http.get(f"/api/v1/training_runs/{model}/checkpoints").json()["checkpoints"] == []
 
 
 def test_a_deleted_checkpoint_is_neither_loaded_nor_sampled(client):
