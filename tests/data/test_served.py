@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_each_kind_of_feedback_trains_on_its_answers(served):
 def test_the_latest_feedback_stands_whichever_servers_file_it_is_in(served):
     """The file of a conversation's last answer may have begun before that of its earlier ones."""
     served.say("other", score=0.0)
-    name = "1.0-second" + SUFFIX  # begun first, answered last
+    name = f"{time.time() - 60:.6f}-second{SUFFIX}"  # begun first, answered last
     line = next(line for line in read(served.folder) if line["id"] == "c")
     texts = [{**line, "id": "d"}, {"feedback": "g", "answer": None, "conversation": "other", "score": 1.0}]
     text = "".join(
@@ -115,6 +116,10 @@ def test_the_latest_feedback_stands_whichever_servers_file_it_is_in(served):
     )
     (served.folder / name).write_text(text)
     assert [line["score"] for line in standing(read(served.folder))] == [1.0]
+    with open(served.folder / name, "a") as file:
+        file.write('null\n5\n[1]\n{"id": "z"}\n\0\n')  # damaged
+    assert [line["id"] for line in read(served.folder) if "id" in line] == ["d", "a", "b", "c"]
+    assert ServedLog(served.folder).find(answer="d") is not None
     (served.folder / f"copy{SUFFIX}").write_text("a foreign file")
     assert len(files(served.folder)) == 2
 

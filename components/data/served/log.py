@@ -168,11 +168,13 @@ def _lines(path: Path, start: int) -> Iterator[tuple[Line, int]]:
             start += len(text)
             if text.endswith(b"\n"):
                 with suppress(ValueError):
-                    yield json.loads(text), start
+                    line = json.loads(text)
+                    if isinstance(line, dict) and {"time", "conversation"} <= line.keys():
+                        yield line, start
 
 
 def _append(path: Path, lines: Sequence[Line]) -> None:
-    """Write lines with the time, which rises in each file because the caller holds the lock."""
+    """Write lines with the time. The caller holds the lock."""
     stamped = [{**line, "time": time.time()} for line in lines]
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in stamped).encode()
     new = not path.exists()
