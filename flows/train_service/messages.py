@@ -16,25 +16,25 @@ FLOAT32, INT64 = 1, 2
 STOP, LENGTH = 0, 1
 """`StopReason` of a sample."""
 _SCHEMA = """
-ForwardBackwardRequest: model_id=1 string, seq_id=2 int32, data=3 Datum*, loss_fn=4 string,
-    loss_fn_config=5 {double}, forward_only=6 bool, loss_fn_config_v2=7 {LossConfigValue}
-LossConfigValue: number=1 double?, text=2 string?
-Datum: model_input=1 Chunk*, loss_fn_inputs=2 {Tensor}
-Chunk: encoded_text=1 EncodedTextChunk, image=2 bytes?, dmel=3 bytes?
-EncodedTextChunk: tokens=1 bytes
-Tensor: dense=1 bytes, sparse_csr=2 SparseCsr, dtype=3 int32, shape=4 int64*
-SparseCsr: values=1 bytes, crow_indices=2 bytes, col_indices=3 bytes
-ForwardBackwardOutput: loss_fn_output_type=1 string, loss_fn_outputs=2 ArrayRecord*, metrics=3 {double}
-ArrayRecord: type_tag=1 string, fields=2 {BatchedTensor}, num_datums=3 int64
-BatchedTensor: data=1 bytes, offsets=2 bytes, dtype=3 int32, trailing_shape=4 int64*
-SampleResponse: sequences=1 SampledSequence*, prompt_logprobs=2 bytes?, topk_prompt_logprobs=3 TopkLogprobs,
-    prompt_cache_hit_tokens=4 int32
-SampledSequence: stop_reason=1 int32, tokens=2 bytes, logprobs=3 bytes?, topk_sampled_logprobs=4 TopkLogprobs
-TopkLogprobs: token_ids=1 bytes, logprobs=2 bytes, k=3 uint32, length=4 uint32
+ForwardBackwardRequest: model_id#1 string, seq_id#2 int32, data#3 Datum*, loss_fn#4 string,
+    loss_fn_config#5 {double}, forward_only#6 bool, loss_fn_config_v2#7 {LossConfigValue}
+LossConfigValue: number#1 double?, text#2 string?
+Datum: model_input#1 Chunk*, loss_fn_inputs#2 {Tensor}
+Chunk: encoded_text#1 EncodedTextChunk, image#2 bytes?, dmel#3 bytes?
+EncodedTextChunk: tokens#1 bytes
+Tensor: dense#1 bytes, sparse_csr#2 SparseCsr, dtype#3 int32, shape#4 int64*
+SparseCsr: values#1 bytes, crow_indices#2 bytes, col_indices#3 bytes
+ForwardBackwardOutput: loss_fn_output_type#1 string, loss_fn_outputs#2 ArrayRecord*, metrics#3 {double}
+ArrayRecord: type_tag#1 string, fields#2 {BatchedTensor}, num_datums#3 int64
+BatchedTensor: data#1 bytes, offsets#2 bytes, dtype#3 int32, trailing_shape#4 int64*
+SampleResponse: sequences#1 SampledSequence*, prompt_logprobs#2 bytes?, topk_prompt_logprobs#3 TopkLogprobs,
+    prompt_cache_hit_tokens#4 int32
+SampledSequence: stop_reason#1 int32, tokens#2 bytes, logprobs#3 bytes?, topk_sampled_logprobs#4 TopkLogprobs
+TopkLogprobs: token_ids#1 bytes, logprobs#2 bytes, k#3 uint32, length#4 uint32
 """
-"""Messages and their fields: `NAME=NUMBER TYPE`; `*` repeats a field, `?` tells an absent one from an empty one, and
+"""Messages and their fields: `NAME#NUMBER TYPE`; `*` repeats a field, `?` tells an absent one from an empty one, and
 `{TYPE}` maps strings to values. Enumerations are read as their numbers."""
-_FIELD = re.compile(r"(\w+)=(\d+) (\{?)(\w+)\}?([*?]?)")
+_FIELD = re.compile(r"(\w+)#(\d+) (\{?)(\w+)\}?([*?]?)")
 _SCALARS = {"double": 1, "int64": 3, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13}
 """Numbers of `FieldDescriptorProto.Type`."""
 _MESSAGE, _OPTIONAL, _REPEATED = 11, 1, 3
