@@ -23,7 +23,7 @@ BELOW_A_MARK = ("components.compute", "components.deployment.targets")
 JUDGE = ["reward=ruler", "reward.model.url=http://h/v1", "reward.model.model=m"]
 NO_CONFIGURATION = (
     *("components.inference.chat_completions", "components.inference.app", "components.json"),
-    "flows.agent_tools.course",
+    *("flows.agent_tools.course", "flows.train_service.bodies"),
 )
 
 

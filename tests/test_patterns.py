@@ -44,6 +44,10 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("components.rewards.rules.accuracy", "marked"): [{"letter": "[ABCDEabcde]"}],
     ("components.rewards.rules.followed", "f'(?<!\\\\w){re.escape(written.strip())}(?!\\\\w)'"): [{"written": "5"}],
     ("components.inference.vllm.start_errors", "pattern"): [{"pattern": pattern} for pattern, _ in REMEDIES],
+    **{
+        (f"components.{module}", "text"): [{"text": "[0-9]{4}"}]  # of the operator
+        for module in ("data.served.spec", "inference.recording")
+    },
     ("components.models.targets", "wanted"): [{"wanted": r".*\.(?:q|v)_proj"}],
     **{
         ("components.trajectories.call_forms.elements", name): [{"start": ""}, {"start": "｜DSML｜"}]

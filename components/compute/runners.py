@@ -338,17 +338,14 @@ class KeptProcessRunner(ProcessRunner):
             with open(self._process.log, "ab") as log:
                 child = self._child = self._start([*self._command, "--requests", f"root={self._process.root}"], log)
         assert child.stdin is not None
-        completed = False
         try:
             with contextlib.suppress(BrokenPipeError):  # it has died; its report is read below
                 child.stdin.write(json.dumps(request) + "\n")
                 child.stdin.flush()
-            result = self._follow(child, request, on_event)
-            completed = True
-            return result
-        finally:
-            if not completed:  # its further output would be taken for the answer to the next request
-                self.close()
+            return self._follow(child, request, on_event)
+        except BaseException:  # its further output would be taken for the answer to the next request
+            self.close()
+            raise
 
     def close(self, wait: float = 1.0) -> None:
         """End the process."""

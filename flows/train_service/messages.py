@@ -34,7 +34,7 @@ TopkLogprobs: token_ids#1 bytes, logprobs#2 bytes, k#3 uint32, length#4 uint32
 """
 """Messages and their fields: `NAME#NUMBER TYPE`; `*` repeats a field, `?` tells an absent one from an empty one, and
 `{TYPE}` maps strings to values. Enumerations are read as their numbers."""
-_FIELD = re.compile(r"(\w+)#(\d+) (\{?)(\w+)\}?([*?]?)")
+_FIELD = re.compile(r"\b(\w+)#(\d+) (\{?)(\w+)\}?([*?]?)")
 _SCALARS = {"double": 1, "int64": 3, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13}
 """Numbers of `FieldDescriptorProto.Type`."""
 _MESSAGE, _OPTIONAL, _REPEATED = 11, 1, 3

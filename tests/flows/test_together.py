@@ -89,7 +89,7 @@ def _same(root: Path, other: Path, key: str, steps: int = 4) -> None:
 
 
 def test_two_processes_leave_what_one_leaves(alone, tmp_path):
-    root = training_root(tmp_path)
+    root, before = training_root(tmp_path), psutil.Process().children(recursive=True)
     events: list[Any] = []
     kept = _kept(root)
     found = kept.run(train_request().to_json(), events.append)
@@ -114,7 +114,7 @@ def test_two_processes_leave_what_one_leaves(alone, tmp_path):
     losses = [[step["loss"] for step in _steps(*of)] for of in ((root, second.key), (alone, expected.key))]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-6)
     kept.close()
-    assert not psutil.Process().children(recursive=True)
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 def test_the_processes_of_an_accelerate_file_leave_what_one_leaves(alone, tmp_path):

@@ -16,7 +16,6 @@ import hashlib
 import io
 import json
 import logging
-import re
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ MAX_BYTES = 16 << 20
 """Maximum size of the files of a task."""
 WORK, TESTS = "work", "tests"
 """Folders of archives: the working folder, and the tests."""
-_CANARY = re.compile(r"\A(\s*(<!--.*canary.*-->|#.*canary.*)[ \t]*\n)+\s*", re.IGNORECASE)
 _IGNORED = ("__pycache__", ".DS_Store")
 _UNSUPPORTED = (
     *("trajectory.json", "steps", "tests/.harborignore", "solution/.harborignore"),
@@ -122,7 +120,7 @@ def _task(folder: Path, offline: bool) -> tuple[FolderTask | None, list[str]]:
         return None, problems
     try:
         settings, problems = parse((folder / "task.toml").read_text(encoding="utf-8"), offline)
-        instruction = _CANARY.sub("", (folder / "instruction.md").read_text(encoding="utf-8"))
+        instruction = _without_canaries((folder / "instruction.md").read_text(encoding="utf-8"))
         if problems:
             return None, [f"task.toml: {problem}" for problem in problems]
         image = Image(folder / "environment", _below("environment", names), settings)
@@ -166,3 +164,15 @@ def _below(top: str, names: Iterable[str]) -> list[str]:
 
 def _executable(file: Path) -> bool:
     return file.suffix == ".sh" or bool(file.stat().st_mode & 0o100)
+
+
+def _without_canaries(text: str) -> str:
+    """Return an instruction without the comments at its beginning that mark benchmark data."""
+    lines, end = text.split("\n"), 0
+    for number, line in enumerate(map(str.strip, lines[:-1]), 1):
+        comment = line.startswith("#") or (line.startswith("<!--") and line.endswith("-->"))
+        if comment and "canary" in line.lower():
+            end = number
+        elif line:
+            break
+    return "\n".join(lines[end:]).lstrip() if end else text
