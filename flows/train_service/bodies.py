@@ -109,29 +109,29 @@ class SaveForSampler(Training):
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
-class LoadWeights(Training):
-    """Load a state into a model."""
+class FromState(Body):
+    """A request that reads a saved state."""
 
     path: str
     optimizer: bool
     optimizer_config: AdamConfig | None = None
     weights_access_token: None = None
-    session_id: None = None
     type: Literal["load_weights"] = "load_weights"
 
 
-class CreateFrom(Body):
+class LoadWeights(Training, FromState):
+    """Load a state into a model."""
+
+    session_id: None = None
+
+
+class CreateFrom(FromState):
     """Create a model from a state."""
 
     session_id: str
     model_seq_id: Number
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
-    path: str
-    optimizer: bool
-    optimizer_config: AdamConfig | None = None
-    weights_access_token: None = None
-    type: Literal["load_weights"] = "load_weights"
 
 
 class CreateSampler(Body):

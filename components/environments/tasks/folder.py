@@ -46,7 +46,7 @@ class FolderTask:
     """Name of its folder."""
     instruction: str
     settings: Mapping[str, Any]
-    """Those of `task.toml` by key, such as `verifier.timeout_sec` (`config.parse`)."""
+    """Settings of `task.toml` by key, such as `verifier.timeout_sec` (`config.parse`)."""
     workdir: str
     """Path of the working folder in the sandbox."""
     variables: Mapping[str, str]
