@@ -117,7 +117,7 @@ def run(
     with ExitStack() as stack:
         terminal = _open_terminal(checked, stack)
 
-        from flows.planning import engines, preflight
+        from flows.planning import engines, notes, preflight
         from flows.planning.cached_run import CachedRun
         from flows.reporting import console_lines
 
@@ -125,7 +125,7 @@ def run(
         cached = CachedRun.find(spec, checked.context, checked.starting_point)
         if cached is None:
             pending = preflight.check(spec, checked.context, checked.starting_point)
-            for note in engines.engine_notes(spec, pending):
+            for note in (*notes.place_notes(spec), *engines.engine_notes(spec, pending)):
                 terminal.console.line(note)
         standalone = sweep is None and not server.inside_flow()  # a sweep and Prefect expect a new run
         earlier = cached.earlier() if cached is not None and standalone else None

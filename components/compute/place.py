@@ -117,6 +117,10 @@ class Place(Spec):
         `TrainingGroup.problems`."""
         return iter(()) if self.group is None else self.group.problems(key, scenarios, model, unsharded)
 
+    def notes(self) -> Iterator[str]:
+        """Yield a message on each setting that another one replaces: the key below this place, and the replacement."""
+        return iter(())
+
     def prerequisites(self) -> Iterator[str]:
         """Yield a message for each missing prerequisite on this machine: the key below this place, and what to do."""
         return iter(())

@@ -33,9 +33,16 @@ def resolved_values(spec: ExperimentSpec) -> Iterator[str]:
         values = (dtype if len(by_dtype) == 1 else f"{dtype} ({', '.join(by_dtype[dtype])})" for dtype in by_dtype)
         yield f"model.dtype=auto resolves to {' and '.join(values)}"
     yield from spec.inference.notes()
+    yield from place_notes(spec)
     yield from _local_judges(spec)
     if spec.rounds and (reason := spec.truncation_reason()) is not None:
         yield f"algorithm.correction=auto resolves to truncate: {reason}"
+
+
+def place_notes(spec: ExperimentSpec) -> Iterator[str]:
+    """Yield the messages of the places where stages run."""
+    for name, place in spec.compute.places_in_use.items():
+        yield from (f"compute.places.{name}.{note}" for note in place.notes())
 
 
 def _local_judges(spec: ExperimentSpec) -> Iterator[str]:

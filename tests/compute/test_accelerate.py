@@ -13,7 +13,6 @@ import yaml
 from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.commands.config.default import write_basic_config
 
-from components.compute.accelerate import spec as accelerate_spec
 from components.compute.accelerate.config_file import HONOURED, READ, SECTIONS, UNSUPPORTED, LaunchConfig, read
 from components.compute.accelerate.spec import AcceleratePlace
 from components.compute.runners import StageProcess
@@ -21,6 +20,7 @@ from components.compute.torchrun.spec import TorchrunPlace
 from components.errors import SpecError
 from flows.experiment.compose import compose
 from flows.experiment.prerequisites import lacking
+from flows.planning.notes import resolved_values
 
 DDP = {"num_processes": 4, "rdzv_backend": "static", "same_network": True}
 ZERO = {"gradient_accumulation_steps": 1, "offload_optimizer_device": "none", "offload_param_device": "none",
@@ -57,7 +57,8 @@ def test_the_kind_of_training_is_read(tmp_path):
         assert read(written(tmp_path, *arguments)) == (expected, []), arguments
     for stage, strategy in ((0, "ddp"), (2, "zero2"), (3, "fsdp")):
         zero = {**ZERO, "zero_stage": stage, "gradient_clipping": 0.5}
-        expected = LaunchConfig(4, strategy, "float16", False, 0.5, deepspeed=True)
+        mapped = f"zero_stage = {stage} is strategy {strategy} of torch, in place of DeepSpeed's engine"
+        expected = LaunchConfig(4, strategy, "float16", False, 0.5, mapped)
         assert read(written(tmp_path, "DEEPSPEED", "fp16", deepspeed_config=zero)) == (expected, [])
     for reshard, strategy in ((True, "fsdp"), (False, "zero2")):
         fsdp = {**FSDP, "fsdp_reshard_after_forward": reshard}
@@ -90,29 +91,54 @@ def test_yes_without_quotes_is_refused(tmp_path):
     ]
 
 
-def test_a_file_for_deepspeed_needs_deepspeed_or_the_option_that_translates_it(tmp_path, monkeypatch):
-    path = written(tmp_path, "DEEPSPEED", cpu=True, num_processes=2, deepspeed_config={**ZERO, "zero_stage": 2})
-    lines = ["+experiment=smoke", "compute=accelerate", f"compute.config_file={path}", "model.device=cpu"]
-    monkeypatch.setattr(accelerate_spec, "find_spec", lambda name: None)
-    (text,) = lacking(compose(lines))
-    assert text.startswith(f"compute.places.accelerate.config_file: {path}: distributed_type = DEEPSPEED: the package")
-    assert "deepspeed is not installed" in text
-    override = text.rpartition(" ")[2]
-    assert override == "compute.places.accelerate.deepspeed=fully_shard"
-    spec = compose([*lines, override])
+COURSE_DDP = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+num_processes: 4
+machine_rank: 0
+num_machines: 1
+gpu_ids: all
+mixed_precision: fp16
+"""
+COURSE_ZERO2 = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_processes: 4
+machine_rank: 0
+num_machines: 1
+gpu_ids: all
+mixed_precision: fp16
+deepspeed_config:
+  gradient_accumulation_steps: 4
+  gradient_clipping: 1.0
+  offload_optimizer_device: none
+  offload_param_device: none
+  zero3_init_flag: false
+  zero_stage: 2
+"""
+"""Files of the HelloAgents course."""
+
+
+@pytest.mark.parametrize("text", [COURSE_DDP, COURSE_ZERO2, COURSE_ZERO2.replace("  ", "")])
+def test_the_files_of_the_course_are_accepted_as_published(tmp_path, monkeypatch, text):
+    """Also the ZeRO-2 file as text extracted from its page has it, without indentation."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    path = tmp_path / "course.yaml"
+    path.write_text(text)
+    lines = ["compute=accelerate", f"compute.config_file={path}", "model.dtype=float16", "collect.scenarios=4"]
+    spec = compose(["+experiment=smoke", *lines])
     assert list(lacking(spec)) == []
-    assert spec.compute.place("train").describe() == "2 processes, zero2"
-    monkeypatch.setattr(accelerate_spec, "find_spec", lambda name: object())
-    assert list(lacking(compose(lines))) == []
-
-
-def test_the_translation_of_deepspeed_needs_a_file_for_deepspeed(tmp_path):
-    path = written(tmp_path, "MULTI_CPU", cpu=True, num_processes=2)
-    lines = [f"compute.config_file={path}", "model.device=cpu", "compute.places.accelerate.deepspeed=fully_shard"]
-    (text,) = messages(*lines)
-    assert text == (
-        f"compute.places.accelerate.deepspeed: fully_shard: {path} is not a file for DeepSpeed; expected required"
+    strategy = "zero2" if "zero_stage" in text else "ddp"
+    assert spec.compute.place("train").describe() == f"4 processes, {strategy}"
+    notes = [note for note in resolved_values(spec) if "config_file" in note]
+    expected = (
+        f"compute.places.accelerate.config_file: {path}: zero_stage = 2 is strategy zero2 of torch, in place of "
+        "DeepSpeed's engine; gradient_accumulation_steps = 4 has no meaning of its own, because a gradient step sums "
+        "exactly over its whole minibatch (algorithm.minibatches), in as many packs as it needs"
     )
+    assert notes == ([expected] if strategy == "zero2" else [])
 
 
 def test_every_key_of_accelerate_is_known():
@@ -155,7 +181,7 @@ DEEPSPEED_REFUSED = [
     ({"zero_stage": 1}, "zero_stage = 1: expected one of 0, 2, 3"),
     ({"zero_stage": None}, "zero_stage = null: expected one of 0, 2, 3"),
     ({"offload_optimizer_device": "cpu"}, "offload_optimizer_device = cpu: expected none"),
-    ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps = 4: expected 1 or auto (a step takes all"),
+    ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps = 0: expected a whole number from 1, or auto"),
     ({"gradient_clipping": 0}, "gradient_clipping = 0: expected a number above 0"),
     ({"deepspeed_config_file": "zero.json"}, "deepspeed_config_file = zero.json: expected null (state zero_stage"),
     ({"zero3_init_flag": True}, "zero3_init_flag = true: expected false"),

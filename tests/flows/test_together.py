@@ -120,9 +120,9 @@ def test_two_processes_leave_what_one_leaves(alone, tmp_path):
 def test_the_processes_of_an_accelerate_file_leave_what_one_leaves(alone, tmp_path):
     root = training_root(tmp_path / "two")
     file = tmp_path / "accelerate.yaml"
-    zero = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}}
+    zero = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, "gradient_accumulation_steps": 4}}
     file.write_text(json.dumps({"num_processes": 2, "mixed_precision": "no", "use_cpu": True, **zero}))
-    place = AcceleratePlace(config_file=str(file), deepspeed="fully_shard", timeout=200)
+    place = AcceleratePlace(config_file=str(file), timeout=200)
     process = StageProcess(root, root / "log.txt", {**os.environ, "PYTHONPATH": os.getcwd()})
     runner = place.runner("accelerate", RunnerContext("run", root / "log", process, run_stage, root, (), print))
     result = runner.run(train_request().to_json(), lambda event: None)

@@ -11,10 +11,11 @@ because nothing has to be done for them.
 | DEEPSPEED | by zero_stage: 0 ddp, 2 zero2, 3 fsdp |
 | FSDP (fsdp_version 2) | by fsdp_reshard_after_forward: false zero2, true fsdp; fsdp_offload_params: fsdp_offload |
 
-DeepSpeed's engine does not run: its ZeRO stages are those of torch's `fully_shard` (`components.algorithms.policy`).
-`AcceleratePlace.deepspeed` decides whether a machine without DeepSpeed runs such a file.
+DeepSpeed's engine does not run, and need not be installed: its ZeRO stages are those of torch's `fully_shard`
+(`components.algorithms.policy`). `LaunchConfig.mapped` says what the settings of such a file become.
 
-YAML 1.1 reads an unquoted `NO` as false. Where accelerate expects NO, false is NO.
+YAML 1.1 reads an unquoted `NO` as false. Where accelerate expects NO, false is NO. Below a section without a value, its
+keys need no indentation: printed files often lose it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ HONOURED: dict[str, tuple[Any, ...]] = {
     "same_network": (True, False),
     "tpu_use_cluster": (False,),
     "tpu_use_sudo": (False,),
-    "deepspeed_config.gradient_accumulation_steps": (1, "auto"),
     "deepspeed_config.offload_optimizer_device": ("none",),
     "deepspeed_config.offload_param_device": ("none",),
     "deepspeed_config.zero3_init_flag": (False,),
@@ -80,7 +80,6 @@ ADVICE = {
     "names the largest model.max_length that fits",
     "fp16": "accelerate's old key; use mixed_precision: fp16",
     "deepspeed_config.deepspeed_config_file": "state zero_stage in deepspeed_config",
-    "deepspeed_config.gradient_accumulation_steps": "a step takes all packs of a minibatch: algorithm.minibatches",
     "fsdp_config.fsdp_version": "convert the file: accelerate to-fsdp2 --config_file FILE",
     "fsdp_config.fsdp_state_dict_type": "checkpoints are saved whole",
     "fsdp_config.fsdp_transformer_layer_cls_to_wrap": "every decoder layer is sharded by itself",
@@ -92,6 +91,7 @@ READ = (
     "mixed_precision",
     "use_cpu",
     "deepspeed_config.zero_stage",
+    "deepspeed_config.gradient_accumulation_steps",
     "deepspeed_config.gradient_clipping",
     "fsdp_config.fsdp_reshard_after_forward",
     "fsdp_config.fsdp_offload_params",
@@ -119,8 +119,8 @@ class LaunchConfig:
     """True if the file asks for a CPU."""
     clipping: float | None
     """Required `algorithm.max_grad_norm`; None if the file does not say."""
-    deepspeed: bool = False
-    """True if the file asks for DeepSpeed."""
+    mapped: str | None = None
+    """Message on what DeepSpeed's settings become; None for a file without DeepSpeed."""
 
 
 def read(path: Path) -> tuple[LaunchConfig | None, list[str]]:
@@ -143,9 +143,12 @@ def read(path: Path) -> tuple[LaunchConfig | None, list[str]]:
 
 def _flat(data: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Yield each key with its value, those of sections as `section.key`."""
+    empty = next((section for section in SECTIONS if section in data and data[section] is None), None)
     for key, value in data.items():
         if key in SECTIONS and isinstance(value, Mapping):
             yield from ((f"{key}.{name}", inner) for name, inner in value.items())
+        elif (unindented := f"{empty}.{key}") in (*READ, *HONOURED):
+            yield unindented, value
         else:
             yield str(key), value
 
@@ -182,6 +185,9 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield _text("use_cpu", True, "but distributed_type: MULTI_GPU; expected false, or MULTI_CPU")
     if kind == DEEPSPEED and (stage := values.get("deepspeed_config.zero_stage")) not in ZERO_STAGES:
         yield _text("deepspeed_config.zero_stage", stage, f"expected one of {', '.join(map(str, ZERO_STAGES))}")
+    steps = values.get("deepspeed_config.gradient_accumulation_steps", 1)
+    if steps != "auto" and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        yield _text("deepspeed_config.gradient_accumulation_steps", steps, "expected a whole number from 1, or auto")
     clipping = values.get("deepspeed_config.gradient_clipping")
     if clipping is not None and (isinstance(clipping, bool) or not isinstance(clipping, int | float) or clipping <= 0):
         yield _text("deepspeed_config.gradient_clipping", clipping, "expected a number above 0")
@@ -210,8 +216,16 @@ def _of_processes(values: Mapping[str, Any], kind: Any) -> Iterator[str]:
 def _config(values: Mapping[str, Any]) -> LaunchConfig:
     kind = values["distributed_type"]
     strategy: Strategy = "ddp"
+    mapped = None
     if kind == DEEPSPEED:
-        strategy = ZERO_STAGES[values["deepspeed_config.zero_stage"]]
+        stage, steps = (values.get(f"deepspeed_config.{key}") for key in ("zero_stage", "gradient_accumulation_steps"))
+        strategy = ZERO_STAGES[stage]
+        mapped = f"zero_stage = {stage} is strategy {strategy} of torch, in place of DeepSpeed's engine"
+        if steps not in (None, 1, "auto"):
+            mapped += (
+                f"; gradient_accumulation_steps = {steps} has no meaning of its own, because a gradient step sums "
+                "exactly over its whole minibatch (algorithm.minibatches), in as many packs as it needs"
+            )
     elif kind == "FSDP":
         strategy = "fsdp" if values.get("fsdp_config.fsdp_reshard_after_forward", True) else "zero2"
         if values.get("fsdp_config.fsdp_offload_params", False):
@@ -225,7 +239,7 @@ def _config(values: Mapping[str, Any]) -> LaunchConfig:
         precision,
         kind == "MULTI_CPU" or values.get("use_cpu", False),
         None if clipping is None else float(clipping),
-        kind == DEEPSPEED,
+        mapped,
     )
 
 

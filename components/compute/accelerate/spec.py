@@ -1,19 +1,17 @@
 """Distributed training as a configuration file of accelerate describes it.
 
-torchrun starts the processes, as `accelerate launch` does; accelerate need not be installed. A file for DeepSpeed is
-refused where DeepSpeed is not installed, unless `deepspeed=fully_shard` asks for the same ZeRO stage by torch.
+torchrun starts the processes, as `accelerate launch` does; neither accelerate nor DeepSpeed need be installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from components.compute.accelerate.config_file import DEEPSPEED, PRECISIONS, LaunchConfig, read
+from components.compute.accelerate.config_file import PRECISIONS, LaunchConfig, read
 from components.compute.place import Place
 from components.compute.runners import ProcessRunner, RunnerContext
 from components.compute.torchrun.spec import TorchrunPlace
@@ -29,9 +27,6 @@ class AcceleratePlace(Place):
     name: Literal["accelerate"] = "accelerate"
     config_file: str
     """Configuration file of accelerate (YAML). It states the number of processes, the sharding and the precision."""
-    deepspeed: Literal["required", "fully_shard"] = "required"
-    """Condition for a file with `distributed_type: DEEPSPEED`. `required`: DeepSpeed is installed, as for `accelerate
-    launch`. `fully_shard`: none. Either way torch's `fully_shard` computes its ZeRO stage."""
     timeout: float = Field(1800.0, gt=0)
     """Seconds that a process waits for the others before all end."""
 
@@ -75,9 +70,6 @@ class AcceleratePlace(Place):
                     f"deepspeed_config.gradient_clipping = {config.clipping:g}: is algorithm.max_grad_norm, but that "
                     f"is {max_grad_norm:g}; set algorithm.max_grad_norm={config.clipping:g}, or change the file"
                 )
-            if self.deepspeed == "fully_shard" and not config.deepspeed:
-                message = f"fully_shard: {self.config_file} is not a file for DeepSpeed; expected required"
-                yield Problem(f"{key}.deepspeed", message)
         for text in texts:
             yield Problem(f"{key}.config_file", f"{self.config_file}: {text}")
 
@@ -87,17 +79,14 @@ class AcceleratePlace(Place):
             name = {"processes": "num_processes", "strategy": "distributed_type"}[setting]
             yield Problem(f"{key}.config_file", f"{self.config_file}: {name}: {problem.message}")
 
+    def notes(self) -> Iterator[str]:
+        config = self.config
+        if config is not None and config.mapped is not None:
+            yield f"config_file: {self.config_file}: {config.mapped}"
+
     def prerequisites(self) -> Iterator[str]:
         config = self.config
-        if config is None:
-            return
-        if config.deepspeed and self.deepspeed == "required" and find_spec("deepspeed") is None:
-            yield (
-                f"config_file: {self.config_file}: distributed_type = {DEEPSPEED}: the package deepspeed is not "
-                "installed; expected an environment with DeepSpeed, or the same ZeRO stage by torch's fully_shard: "
-                "compute.places.accelerate.deepspeed=fully_shard"
-            )
-        if config.cpu:
+        if config is None or config.cpu:
             return
         import torch
 
