@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec
 from components.compute.spec import PLACES as PLACE_SPECS
 from components.evaluation.spec import CalibrateSpec, MarksSpec
-from components.models.spec import FrozenModelSpec, LoraSpec, TeacherSpec
+from components.models.spec import FrozenModelSpec, LoraSpec
 from components.rewards.llm.spec import JUDGE_MODELS
 from components.rewards.spec import JudgeSpec
 from components.specs import Spec, Target
@@ -225,7 +225,7 @@ def _top_rows() -> Iterator[Row]:
 def _rows(cls: type[Spec], prefix: str, values: dict[str, Any], path: Path) -> Iterator[Row]:
     comments = _comments(path)
     for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] != "name"):
-        if field.annotation in (LoraSpec, FrozenModelSpec, TeacherSpec, MarksSpec):
+        if field.annotation in (LoraSpec, FrozenModelSpec, MarksSpec):
             yield from _rows(field.annotation, f"{prefix}.{name}", values[name], path)
         elif name in values:
             shown = "" if values[name] == "???" else _value(values[name])

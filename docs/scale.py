@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from components.errors import SpecError
-from components.models.spec import TeacherSpec
+from components.models.spec import FrozenModelSpec
 from components.specs import validate
 from docs.generated import Generated, table
 from flows.experiment.compose import check
@@ -93,7 +93,7 @@ def _sources(experiment: str, cluster: bool) -> Iterator[str]:
     spec = _spec(experiment)
     if spec.flow.offline:
         yield "data.path=FILE"
-    teachers: dict[str, TeacherSpec | None] = {"algorithm.teacher": spec.algorithm.teacher_model}
+    teachers: dict[str, FrozenModelSpec | None] = {"algorithm.teacher": spec.algorithm.teacher_model}
     if spec.warmup is not None and spec.warmup.teacher is not None:
         teachers["warmup.teacher.model"] = spec.warmup.teacher.model
     for path, teacher in teachers.items():

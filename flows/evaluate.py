@@ -57,6 +57,7 @@ def evaluate(
     from components.pages.comparison import render_policies
     from components.rewards.llm.spec import asked_by
     from flows.evaluation import comparison, policies
+    from flows.experiment import run_models
     from flows.experiment.prerequisites import check_used
     from flows.stages.base import Context
     from flows.stages.episodes import scenarios_of
@@ -66,6 +67,7 @@ def evaluate(
     samples = samples if samples > 1 else spec.evaluate.samples
     spec = comparison.sampled_spec(spec, samples)
     context = Context.at(spec.root, spec.store, lock_timeout=spec.compute.lock_timeout)
+    spec = run_models.resolve(spec, context.store)
     resolved = policies.resolve(names, spec, context.store, trust)
     engines = [policy.spec.inference for policy in resolved if policy.actor == "policy"]
     check_used(spec, engines, asked_by(spec.evaluate.reward or spec.reward), ["evaluate"])

@@ -23,7 +23,7 @@ from components.redaction import refuse_secrets
 from flows.execution import notification
 from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
-from flows.experiment import fork, teachers
+from flows.experiment import fork, run_models
 from flows.experiment.prerequisites import check_keys, check_model, refuse
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
@@ -160,7 +160,7 @@ def _check(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) ->
     context = Context.created(root, spec.store, lock_timeout=spec.compute.lock_timeout)
     check_tracking(spec.tracking.uri or local_uri(root))
     context.store.check()
-    spec = teachers.resolve(spec, context.store)
+    spec = run_models.resolve(spec, context.store)
     starting_point = StartingPoint.resolve(spec, context.store)
     rehearse(spec, starting_point)
     budget = None

@@ -20,7 +20,7 @@ from components.trajectories.feedback_episodes import Learns
 if TYPE_CHECKING:
     from components.algorithms.policy.policy import Policy
     from components.algorithms.trainer import GroupGradients, TrainedModule, Trainer, TrainingContext
-    from components.models.spec import TeacherSpec
+    from components.models.spec import FrozenModelSpec
 
 Action = Literal["warn", "skip", "stop"]
 """Response of a guard to a gradient step: `warn` takes the step and logs a warning, `skip` skips the step, `stop` ends
@@ -171,7 +171,7 @@ class AlgorithmSpec(OptimizerSpec):
         return {}
 
     @property
-    def teacher_model(self) -> TeacherSpec | None:
+    def teacher_model(self) -> FrozenModelSpec | None:
         """Model that the training needs besides the policy."""
         return None
 

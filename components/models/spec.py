@@ -256,6 +256,9 @@ class ModelSpec(LocalModelSpec):
 class FrozenModelSpec(LocalModelSpec):
     """A model that is not trained: a judge or a teacher. Keys shared with `model` have the same meaning."""
 
+    source: Literal["hub", "package", "random", "run"] = "hub"  # type: ignore[assignment]  # one more than its base
+    """Source of the weights, as of `model`; or `run`: the exported policy of an earlier run below the same root. `name`
+    is then an experiment, of which the latest finished run counts, or the id of a run."""
     adapter: Annotated[str | None, FILES] = None
     """Folder of a LoRA adapter: a PEFT folder or a checkpoint of a run. None means no adapter."""
 
@@ -272,7 +275,7 @@ class FrozenModelSpec(LocalModelSpec):
             if (folder / "adapter_config.json").is_file() and (folder / "adapter_model.safetensors").is_file():
                 return folder
         raise ArtifactError(
-            f"teacher.adapter: {self.adapter} holds no adapter; expected a folder with adapter_config.json and "
+            f"{self.adapter} contains no adapter; expected a folder with adapter_config.json and "
             "adapter_model.safetensors, or a checkpoint with such a folder in it"
         )
 
@@ -289,11 +292,3 @@ class FrozenModelSpec(LocalModelSpec):
         digest = None if folder is None else trained_weights.digest(folder)
         own = self.model_dump(mode="json", exclude={"device"})
         return {**own, **self.content(), "adapter": digest}
-
-
-class TeacherSpec(FrozenModelSpec):
-    """A teacher model."""
-
-    source: Literal["hub", "package", "random", "run"] = "hub"  # type: ignore[assignment]  # one more than its base
-    """Source of the weights, as of `model`; or `run`: the exported policy of an earlier run below the same root. `name`
-    is then an experiment, of which the latest finished run counts, or the id of a run."""

@@ -57,9 +57,9 @@ class RewardResources:
     """Counter of judge calls and costs; it enforces the budget."""
     answers: Path | None = None
     """Folder of the judge answer cache; None disables the cache."""
-    engine: Callable[[ModelSpec | None], ModelEngine] | None = None
-    """Factory of engines: with a ModelSpec, that model without an adapter; with None, the policy whose episodes are
-    judged."""
+    engine: Callable[[ModelSpec | None, Path | None], ModelEngine] | None = None
+    """Factory of engines: with a ModelSpec, that model with the PEFT folder of the second argument, if there is one;
+    with None, the policy whose episodes are judged."""
     waiting: Callable[[str], None] = log.info
     """Callback for messages about waits that can take hours and have a time limit of their own."""
     keep: Callable[[str, Any, Callable[[], Any]], Any] = _build_uncached

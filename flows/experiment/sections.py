@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from components.algorithms.choices import AnyRewardAlgorithmSpec
 from components.algorithms.sft.spec import SFTSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec
-from components.models.spec import TeacherSpec
+from components.models.spec import FrozenModelSpec
 from components.rewards.spec import LearnedSpec
 from components.specs import Spec, Target
 from components.specs.marks import ENV_VARIABLE
@@ -25,7 +25,7 @@ EVENTS: tuple[Event, ...] = ("ended", "failed", "approval", "guard", "budget")
 class WarmupTeacherSpec(Spec):
     """Teacher model that produces the demonstrations of the warmup, on this machine or on a server."""
 
-    model: TeacherSpec | None = None
+    model: FrozenModelSpec | None = None
     """Model, for `inference.name: embedded`; null for a server, whose model `inference.model` names."""
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the teacher, as `inference`. A server need not return tokens (`tokens`): its text is tokenized for

@@ -61,6 +61,7 @@ def calibrate(
         read_people,
         target_name,
     )
+    from flows.experiment import run_models
     from flows.experiment.prerequisites import check_used
     from flows.experiment.requests import Requests
     from flows.stages.base import Context
@@ -70,6 +71,7 @@ def calibrate(
     human_scores = None if people is None else read_people(people)
     if human_scores is not None and spec.calibrate.truth is not None:
         raise SpecError([Problem("calibrate.truth", "conflicts with --people; expected null, or no --people")])
+    spec = run_models.resolve(spec, Context.at(spec.root, spec.store).store)
     engines = [spec.inference] if run is None else []
     judges = [*asked_by(spec.reward), *asked_by(spec.calibrate.truth)]
     check_used(spec, engines, judges)

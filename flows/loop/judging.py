@@ -44,7 +44,7 @@ def ruler_score(group: Iterable[Any], judge: Any, *, rubric: str | None = None) 
     members = list(group)
     episodes = [_episode(member, number) for number, member in enumerate(members)]
     model = judge_model(judge)
-    if model.local_model is not None or model.asks_policy:
+    if model.frozen_model is not None or model.asks_policy:
         text = f"{model.name}: computes with a loaded model; expected a LiteLLM name, a URL, or gather(after_each=...)"
         raise SpecError.at("judge", text)
     reward = ruler(model, rubric=rubric).build()

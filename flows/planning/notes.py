@@ -48,7 +48,7 @@ def place_notes(spec: ExperimentSpec) -> Iterator[str]:
 def _local_judges(spec: ExperimentSpec) -> Iterator[str]:
     """Yield a message if the judge stage loads a model on this machine while other stages run on remote ones."""
     compute = spec.compute
-    loaded = [judge.label for judge in asked_by(spec.reward) if judge.asks_policy or judge.local_model is not None]
+    loaded = [judge.label for judge in asked_by(spec.reward) if judge.asks_policy or judge.frozen_model is not None]
     loaded += ["reward models"] if spec.reward_model is not None else []
     machines = [compute.placement(stage) for stage in ("collect", "train") if compute.place(stage).remote]
     if loaded and machines and not compute.place("judge").remote:

@@ -30,7 +30,7 @@ from components.specs import Target
 from flows.execution import notification
 from flows.execution.overlap import BackgroundResult, Work
 from flows.execution.parallel import T, overlaps
-from flows.experiment import teachers
+from flows.experiment import run_models
 from flows.experiment.prerequisites import lacking
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
@@ -78,7 +78,7 @@ def _plan_run(planner: _Planner, spec: ExperimentSpec) -> RunPlan:
     """Add the stages of a run to the planner. Return the plan of this run, without prices."""
     first = len(planner.planned)
     planner.estimated.clear()
-    spec = planner.spec = teachers.resolve(spec, planner.context.store)
+    spec = planner.spec = run_models.resolve(spec, planner.context.store)
     start = StartingPoint.resolve(spec, planner.context.store)
     rehearse(spec, start)
     planner.register_start(start)

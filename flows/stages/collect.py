@@ -11,7 +11,7 @@ from pydantic import Field
 
 from components.artifacts import Artifact, Draft
 from components.inference.spec import EmbeddedSpec, InferenceSpec
-from components.models.spec import ModelSpec, TeacherSpec
+from components.models.spec import FrozenModelSpec, ModelSpec
 from components.rollout.collect_spec import CollectSpec
 from components.rollout.request import episode_requests
 from components.rollout.spec import AgentSpec
@@ -36,7 +36,7 @@ class CollectStage(StageSpec):
     actor: Literal["policy", "solver", "teacher"] = "policy"
     """`solver`: the environment solves each scenario, without a model. `teacher`: the model `teacher` acts, or the
     model of a remote `inference`."""
-    teacher: TeacherSpec | None = None
+    teacher: FrozenModelSpec | None = None
     round: int = Field(0, ge=0)
     """Index of the round, from 0; each round continues in the order of scenarios where the one before ended."""
     further: tuple[int, int] | None = None

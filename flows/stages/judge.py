@@ -296,12 +296,12 @@ def model_resources(
 ) -> RewardResources:
     """Return the resources of models that are asked in a stage."""
 
-    def engine(other: ModelSpec | None) -> ModelEngine:
+    def engine(other: ModelSpec | None, adapter: Path | None) -> ModelEngine:
         from flows.stages.episodes import warm_engine
 
         if other is None:
             return warm_engine(model, policy, context, inference)
-        return warm_engine(other, None, context, kind="judge")
+        return warm_engine(other, None, context, adapter=adapter, kind="judge")
 
     answers = context.cache.parent / ANSWERS
     return RewardResources(context.cache, model, meter, answers, engine, context.on_wait, context.warm.get)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.inference.spec import ENGINES
-from components.models.spec import ModelSpec, TeacherSpec
+from components.models.spec import FrozenModelSpec, ModelSpec
 from flows.stages.base import Context, Request
 
 
@@ -17,11 +17,11 @@ def with_server_urls(request: Request, context: Context) -> Request:
         model = ModelSpec(**spec["model"])
         teacher = spec.get("teacher") if spec.get("actor") == "teacher" else None
         if teacher:
-            model = TeacherSpec(**teacher).model(model.max_length)
+            model = FrozenModelSpec(**teacher).model(model.max_length)
         spec["inference"] = _served(spec["inference"], model, context)
     collect_teacher = (spec.get("collect") or {}).get("teacher")
     if collect_teacher and collect_teacher.get("model"):
-        model = TeacherSpec(**collect_teacher["model"]).model(spec["model"]["max_length"])
+        model = FrozenModelSpec(**collect_teacher["model"]).model(spec["model"]["max_length"])
         collect_teacher = {**collect_teacher, "inference": _served(collect_teacher["inference"], model, context)}
         spec["collect"] = {**spec["collect"], "teacher": collect_teacher}
     return replace(request, spec=spec)

@@ -16,7 +16,7 @@ from components.algorithms.policy import policy as policies
 from components.algorithms.policy.packing import TokenSequence, pack
 from components.errors import ArtifactError, ResourceError
 from components.models.distribution import Cut
-from components.models.spec import LoraSpec, TeacherSpec
+from components.models.spec import FrozenModelSpec, LoraSpec
 from components.specs import validate
 from flows.experiment.spec import ExperimentSpec
 from flows.stages.train import TrainStage
@@ -201,7 +201,7 @@ def test_another_vocabulary_is_refused_by_name(base_dir, tmp_path):
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(ResourceError, match=r"algorithm\.teacher: .* 2 tokens .* 'a' \(\d+ in model, \d+ in the"):
-        load_teacher(make_policy(base_dir), base_dir, TeacherSpec(name=str(other)), other)
+        load_teacher(make_policy(base_dir), base_dir, FrozenModelSpec(name=str(other)), other)
 
 
 def test_the_key_of_a_stage_says_what_the_teacher_is_not_where(base_dir, adapters, tmp_path):
@@ -214,7 +214,7 @@ def test_the_key_of_a_stage_says_what_the_teacher_is_not_where(base_dir, adapter
 
     assert key(adapters / "same") == key(moved) == key(moved / "adapter", device="auto")
     assert key(adapters / "same") != key(adapters / "other")
-    with pytest.raises(ArtifactError, match="holds no adapter"):
+    with pytest.raises(ArtifactError, match="contains no adapter"):
         key(tmp_path / "nowhere")
 
 

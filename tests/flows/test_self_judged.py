@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -10,12 +11,16 @@ import pytest
 
 from components.errors import JudgeError, Problem, SpecError
 from components.inference.protocol import BASE_POLICY, ChatCompletion
+from components.models.weights import prepare
 from components.rewards.judges.critic import DIMENSIONS
+from components.rewards.llm.budget import Meter
+from components.rewards.llm.models.local import EmbeddedJudge
 from components.trajectories.store import read_scores
 from flows.stages import episodes
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
-from tests.deployment.tiny import TINY
+from flows.stages.judge import model_resources
+from tests.deployment.tiny import TINY, write_adapter
 from tests.flows.test_online_rl import DATA, Recorder
 
 MODEL = {"name": "policy", "max_tokens": 64, "longest": 3000}
@@ -172,3 +177,20 @@ def test_what_a_policy_cannot_judge_is_unscored_beside_what_it_can(played, monke
 
 def _nonsense(answer):
     return replace(answer, message={"role": "assistant", "content": "hm"})
+
+
+def test_a_judge_with_an_adapter_answers_with_its_weights(tmp_path):
+    context = Context.at(tmp_path, None)
+    base = prepare(TINY, context.cache)
+    resources = model_resources(Meter(), context, TINY, None, None)
+    plain = {"name": "tiny", "source": "random"}
+    trained = {**plain, "adapter": str(write_adapter(base, tmp_path / "adapter", seed=3))}
+
+    def answer(model):
+        client = EmbeddedJudge(model=model, max_tokens=16).build(resources)
+        messages = [{"role": "user", "content": "Which is better?"}]
+        return asyncio.run(client.call(messages, None, "question", False)).text
+
+    answers = [answer(model) for model in (plain, trained, plain)]
+    context.warm.close()
+    assert answers[0] == answers[2] != answers[1]

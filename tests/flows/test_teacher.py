@@ -7,7 +7,7 @@ import pytest
 from components.algorithms.foreign import TOKENIZER, UNKNOWN
 from components.errors import SpecError
 from components.inference.server import ModelServer
-from components.models.spec import TeacherSpec
+from components.models.spec import FrozenModelSpec
 from components.models.weights import folder, prepare, tokenizer_digest
 from components.specs import validate
 from components.trajectories.store import read_trajectories
@@ -55,7 +55,7 @@ REFUSED = [
     ({}, r"warmup\.teacher\.model: null, but inference\.name=embedded"),
     ({"model": TEACHER, "inference": REMOTE}, r"warmup\.teacher\.model: set, but a server generates"),
     ({"model": {"name": "./gone"}}, r"warmup\.teacher\.model\.name: folder '\./gone' does not exist"),
-    ({"model": {**TEACHER, "adapter": "/nowhere"}}, r"warmup\.teacher\.model\.adapter: /nowhere holds no adapter"),
+    ({"model": {**TEACHER, "adapter": "/nowhere"}}, r"warmup\.teacher\.model\.adapter: /nowhere contains no adapter"),
 ]
 
 
@@ -82,7 +82,7 @@ def played(tmp_path, context, **teacher):
 
 def test_episodes_say_whose_tokens_they_hold(tmp_path, context):
     plain = played(tmp_path, context, model=TEACHER, samples=2)
-    base_dir = folder(TeacherSpec(**TEACHER).model(2048), context.cache)
+    base_dir = folder(FrozenModelSpec(**TEACHER).model(2048), context.cache)
     assert len(plain) == 8
     assert {one.policy for one in plain} == {"teacher"}
     assert {one.sampling[TOKENIZER] for one in plain} == {tokenizer_digest(base_dir)}

@@ -16,7 +16,7 @@ import pytest
 
 from components.errors import ResourceError
 from components.models import packaged, weights
-from components.models.spec import ModelSpec, TeacherSpec
+from components.models.spec import FrozenModelSpec, ModelSpec
 from components.models.weights import prepare
 from flows.stages.base import Context, Request
 from flows.stages.execute import request_key
@@ -234,9 +234,9 @@ def test_flipped_bits_in_a_local_folder_change_the_key_in_the_next_process(base_
 
 def test_a_teacher_and_a_judge_in_a_local_folder_are_in_the_key_by_content(base_dir, tmp_path):
     model = shutil.copytree(base_dir, tmp_path / "model")
-    before = TeacherSpec(name=str(model)).key_part()
+    before = FrozenModelSpec(name=str(model)).key_part()
     (model / "model.safetensors").write_bytes((base_dir / "model.safetensors").read_bytes()[:-1] + b"x")
-    assert TeacherSpec(name=str(model)).key_part() != before
+    assert FrozenModelSpec(name=str(model)).key_part() != before
 
 
 def test_a_folder_that_changes_while_a_stage_runs_leaves_no_result(base_dir, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from components.environments.worlds.shop import TOOLS
 from components.errors import SpecError
 from components.models import random_weights
-from components.models.spec import ArchitectureSpec, ModelSpec, TeacherSpec
+from components.models.spec import ArchitectureSpec, FrozenModelSpec, ModelSpec
 from components.models.weights import folder, load_tokenizer, prepare
 from components.specs import validate
 from components.trajectories.chat import ChatFormat
@@ -67,7 +67,7 @@ def test_keys_of_models_without_an_architecture_do_not_name_it():
     lora = {"rank": 16, "alpha": 32.0, "dropout": 0.0, "target_modules": "all-linear"}
     common = {"name": "tiny", "source": "random", "revision": None, "dtype": "float32"}
     assert TINY.key_part() == {**common, "max_length": 512, "quantization": "none", "lora": lora}
-    assert TeacherSpec(name="tiny", source="random").key_part() == {**common, "adapter": None}
+    assert FrozenModelSpec(name="tiny", source="random").key_part() == {**common, "adapter": None}
 
 
 def test_the_size_and_the_words_are_part_of_the_key(tmp_path, monkeypatch):
@@ -98,5 +98,5 @@ def test_sizes_that_cannot_be_are_refused(change, message):
 
 
 def test_a_teacher_can_have_an_architecture():
-    teacher = TeacherSpec(name="small", source="random", architecture=ArchitectureSpec(**SIZE))
+    teacher = FrozenModelSpec(name="small", source="random", architecture=ArchitectureSpec(**SIZE))
     assert teacher.model(max_length=64).architecture == SMALL.architecture

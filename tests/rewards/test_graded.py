@@ -64,7 +64,7 @@ def test_a_judge_on_this_machine_waits_for_a_busy_engine():
             pass
 
     engine = Engine()
-    (score,) = scores(Graded(PolicyJudge()), [episode("a", 0)], means(engine=lambda model: engine))
+    (score,) = scores(Graded(PolicyJudge()), [episode("a", 0)], means(engine=lambda model, adapter: engine))
     assert (score.reward, engine.calls) == (pytest.approx(0.7), 2)
 
 

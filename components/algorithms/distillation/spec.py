@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from components.algorithms.spec import DecaySpec
-from components.models.spec import TeacherSpec
+from components.models.spec import FrozenModelSpec
 
 if TYPE_CHECKING:
     from components.algorithms.trainer import Trainer, TrainingContext
@@ -22,7 +22,7 @@ class DistillSpec(DecaySpec):
     """Passes over the trajectories of a round."""
     batch_size: int = Field(16, ge=1)
     """Trajectories per gradient step. A trajectory with several histories counts once per history."""
-    teacher: TeacherSpec
+    teacher: FrozenModelSpec
     """Teacher model. It must have the vocabulary of the model in training."""
     temperature: float = Field(1.0, gt=0)
     """Temperature: the logits of both models are divided by it before the comparison."""
@@ -38,7 +38,7 @@ class DistillSpec(DecaySpec):
         return FunctionTrainer(lambda: train_distill(self, context, teacher))
 
     @property
-    def teacher_model(self) -> TeacherSpec:
+    def teacher_model(self) -> FrozenModelSpec:
         return self.teacher
 
     def key_part(self) -> dict[str, Any]:

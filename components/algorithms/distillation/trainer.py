@@ -41,7 +41,7 @@ from components.algorithms.sft.trainer import token_rows
 from components.algorithms.trainer import TrainingContext, TrainingResult
 from components.errors import ResourceError
 from components.json_text import read_json
-from components.models.spec import LoraSpec, TeacherSpec
+from components.models.spec import FrozenModelSpec, LoraSpec
 from components.models.targets import names_of
 from components.models.weights import pick_device, vocabulary
 
@@ -112,7 +112,7 @@ def teacher_kl(policy: Policy, teacher: Policy, pack: Pack, temperature: float) 
 
 
 def load_teacher(
-    policy: Policy, base_dir: Path, spec: TeacherSpec, teacher_dir: Path, warm: dict[str, Any] | None = None
+    policy: Policy, base_dir: Path, spec: FrozenModelSpec, teacher_dir: Path, warm: dict[str, Any] | None = None
 ) -> Policy:
     """Return the teacher's policy. base_dir, teacher_dir: local folders of the student's and the teacher's base model.
     warm may cache a loaded teacher for the next call. Raises ResourceError if the vocabularies differ, ArtifactError
@@ -154,7 +154,7 @@ def require_same_vocabulary(base_dir: Path, teacher_dir: Path) -> None:
         )
 
 
-def _shares(policy: Policy, base_dir: Path, spec: TeacherSpec, teacher_dir: Path, adapter: Path | None) -> bool:
+def _shares(policy: Policy, base_dir: Path, spec: FrozenModelSpec, teacher_dir: Path, adapter: Path | None) -> bool:
     """Return True if the student's model can also serve as the teacher."""
     if policy.adapter is None or policy.spec.lora is None:
         return False

@@ -6,13 +6,13 @@ Each is a module of `components.rewards.llm.models` with a file in `conf/judge_m
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from components.errors import Problem
-from components.models.spec import ModelSpec
+from components.models.spec import FrozenModelSpec, ModelSpec
 from components.rewards.llm.protocol import ModelClient
 from components.rewards.llm.rate_limits import RateLimits
 from components.rewards.protocol import RewardResources
@@ -61,9 +61,18 @@ class JudgeModelSpec(Spec):
         """Name of the model, for display."""
 
     @property
-    def local_model(self) -> ModelSpec | None:
-        """Model whose weights this machine needs besides the policy's; None without one."""
+    def frozen_model(self) -> FrozenModelSpec | None:
+        """Model whose weights are loaded in the process of the stage, besides the policy's; None without one."""
         return None
+
+    @property
+    def local_model(self) -> ModelSpec | None:
+        """`frozen_model`, once it is known of which run it is, as an engine loads it."""
+        return None
+
+    def with_model(self, change: Callable[[FrozenModelSpec], FrozenModelSpec]) -> JudgeModelSpec:
+        """Return it with another model in place of one with weights of its own."""
+        return self
 
     @abstractmethod
     def key_part(self) -> dict[str, Any]:

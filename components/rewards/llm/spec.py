@@ -4,10 +4,11 @@ asks."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ResourceError, SpecError
+from components.models.spec import FrozenModelSpec
 from components.rewards.llm.judge_model import JudgeModelSpec
 from components.specs import Spec, Target, validate
 from components.specs.declared import discover, union_of
@@ -86,6 +87,20 @@ def asked_by(target: Any) -> list[JudgeModel]:
         target = {name: getattr(target, name) for name in type(target).model_fields}
     values = target.values() if isinstance(target, Mapping) else target if isinstance(target, list) else ()
     return [model for value in values for model in asked_by(value)]
+
+
+def with_models(target: Any, change: Callable[[FrozenModelSpec], FrozenModelSpec]) -> Any:
+    """Return a reward, or a part of it, with another model in place of each that a local judge loads."""
+    if isinstance(target, JudgeModelSpec):
+        return target.with_model(change)
+    if isinstance(target, Target):
+        return target.model_copy(update={"arguments": with_models(target.arguments, change)})
+    if isinstance(target, Spec):
+        fields = {name: getattr(target, name) for name in type(target).model_fields}
+        return target.model_copy(update=with_models(fields, change))
+    if isinstance(target, Mapping):
+        return {name: with_models(value, change) for name, value in target.items()}
+    return [with_models(item, change) for item in target] if isinstance(target, list) else target
 
 
 def asks_policy(target: Target) -> bool:

@@ -16,7 +16,7 @@ from components.environments.protocol import Environment
 from components.errors import Problem
 from components.inference.protocol import Engine, Sampling
 from components.inference.spec import EmbeddedSpec, InferenceSpec
-from components.models.spec import ModelSpec, TeacherSpec
+from components.models.spec import FrozenModelSpec, ModelSpec
 from components.rollout.players.player import Agent, Player, PlayerSpec, PlaySetup, SecondModel
 from components.rollout.request import EpisodeRequest, derived_seed
 from components.trajectories.parts import TEACHER
@@ -29,7 +29,7 @@ class CollectTeacherSpec(PlayerSpec):
 
     key: ClassVar[str] = "teacher"
 
-    model: TeacherSpec | None = None
+    model: FrozenModelSpec | None = None
     """Teacher model for `inference.name: embedded`; null for a server, whose model `inference.model` names."""
     inference: InferenceSpec = EmbeddedSpec()
     """Engine of the teacher, as `inference`. A server needs no `tokens`: its text is tokenized with the tokenizer of

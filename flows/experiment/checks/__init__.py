@@ -54,7 +54,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     worlds.environment,
     worlds.no_environment,
     worlds.demonstrations,
-    models.teachers,
+    models.frozen,
     learning.settings,
     learning.replay,
     learning.ewc,

@@ -82,7 +82,7 @@ def ahead(
         reason = "reward models score the rounds, and they compute in the process of the judge stage"
     elif not RewardCaller(reward.build()).waits:
         reason = f"{reward.target} computes its scores and waits for no service, so there is nothing to overlap"
-    elif any(model.asks_policy or model.local_model is not None for model in models):
+    elif any(model.asks_policy or model.frozen_model is not None for model in models):
         reason = "the reward asks a model in the process that plays the episodes"
     elif any(getattr(model, "batch", False) for model in models):
         reason = "the judge sends one batch for all episodes of a stage (reward.model.batch=true)"

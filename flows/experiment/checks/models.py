@@ -9,7 +9,9 @@ from components.algorithms.spec import AlgorithmSpec
 from components.deployment.spec import DeploySpec
 from components.errors import ArtifactError, Problem
 from components.models.spec import ModelSpec
+from components.rewards.llm.spec import asked_by
 from components.rollout.collect_spec import CollectSpec
+from components.specs import Target
 from flows.experiment.sections import WarmupSpec
 
 
@@ -24,8 +26,10 @@ def local_model(model: ModelSpec) -> Iterator[Problem]:
         )
 
 
-def teachers(algorithm: AlgorithmSpec, warmup: WarmupSpec | None, collect: CollectSpec) -> Iterator[Problem]:
-    """Check the models, adapters and engines of all teachers."""
+def frozen(
+    algorithm: AlgorithmSpec, warmup: WarmupSpec | None, collect: CollectSpec, reward: Target
+) -> Iterator[Problem]:
+    """Check the models, adapters and engines of all teachers, and the models of the judges of the reward."""
     models = {"algorithm.teacher": algorithm.teacher_model} if algorithm.teacher_model is not None else {}
     playing = {"warmup.teacher": warmup.teacher if warmup else None, "collect.teacher": collect.teacher}
     for path, teacher in playing.items():
@@ -45,15 +49,18 @@ def teachers(algorithm: AlgorithmSpec, warmup: WarmupSpec | None, collect: Colle
             yield Problem(f"{path}.model", "set, but a server generates; expected null, or inference.name=embedded")
         elif teacher.model is not None:
             models[f"{path}.model"] = teacher.model
-    for path, model in models.items():
+    judges = [("reward.model.model", judge.frozen_model) for judge in asked_by(reward)]
+    for path, model in [*models.items(), *judges]:
+        if model is None:
+            continue
         try:
             model.adapter_dir()
         except ArtifactError as error:
-            yield Problem(f"{path}.adapter", str(error).removeprefix("teacher.adapter: "))
+            yield Problem(f"{path}.adapter", str(error))
         if model.source == "run":
             if model.adapter is not None:
                 yield Problem(f"{path}.adapter", "set, but the policy of a run is complete; expected null")
-            continue  # which run it is depends on the root: `flows.experiment.teachers`
+            continue  # which run it is depends on the root: `flows.experiment.run_models`
         for problem in local_model(model.model(max_length=16)):
             yield Problem(f"{path}.{problem.path.removeprefix('model.')}", problem.message)
 

@@ -190,7 +190,7 @@ class GrammarlessEngine:
 
 def test_a_local_judge_without_schemas_is_held_to_an_object():
     engine = GrammarlessEngine()
-    judge = LocalModelClient(PolicyJudge(), RewardResources(Path(), TINY, engine=lambda model: engine))
+    judge = LocalModelClient(PolicyJudge(), RewardResources(Path(), TINY, engine=lambda model, adapter: engine))
     schema = {"type": "object", "properties": {"score": {"type": "number", "minimum": 0, "maximum": 1}}}
     for _ in range(2):
         answer = asyncio.run(judge.call([{"role": "user", "content": "Judge."}], schema, "", False))

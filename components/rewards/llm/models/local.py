@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from components.errors import ContextOverflow, EngineBusy, EngineError, JudgeError, ResourceError, SpecError
 from components.inference.protocol import ChatRequest, Sampling
-from components.models.spec import FrozenModelSpec, LoraSpec, ModelSpec
+from components.models.spec import FrozenModelSpec, ModelSpec
 from components.rewards.llm.judge_model import FALLBACK_FORMAT, JudgeModelSpec, Structured
 from components.rewards.llm.protocol import JudgeAnswer, Messages
 from components.rewards.protocol import RewardResources
@@ -38,6 +39,7 @@ class EmbeddedJudge(JudgeModelSpec):
     """Model on this machine, in the process of the stage."""
 
     name: Literal["embedded"] = "embedded"
+
     model: FrozenModelSpec
     """Weights of the model."""
     context: int = Field(4096, ge=256)
@@ -48,11 +50,18 @@ class EmbeddedJudge(JudgeModelSpec):
         return self.model.name
 
     @property
+    def frozen_model(self) -> FrozenModelSpec:
+        return self.model
+
+    @property
     def local_model(self) -> ModelSpec:
         return self.model.model(self.context)
 
     def build(self, resources: RewardResources) -> LocalModelClient:
-        return LocalModelClient(self, resources, self.model.model(self.context, LoraSpec()))
+        return LocalModelClient(self, resources, self.model.model(self.context), self.model.adapter_dir())
+
+    def with_model(self, change: Callable[[FrozenModelSpec], FrozenModelSpec]) -> EmbeddedJudge:
+        return self.model_copy(update={"model": change(self.model)})
 
     def key_part(self) -> dict[str, Any]:
         return {**self.model_dump(mode="json", exclude={"model"}), "model": self.model.key_part()}
@@ -77,18 +86,24 @@ class PolicyJudge(JudgeModelSpec):
 
 
 class LocalModelClient:
-    """Client of an engine on this machine, without cost. model: the model that judges; None is the policy whose
-    episodes are judged. Raises ResourceError if there is no engine."""
+    """Client of an engine on this machine, without cost. model: the model that judges, with the PEFT folder `adapter`;
+    None is the policy whose episodes are judged. Raises ResourceError if there is no engine."""
 
     priced = True
 
-    def __init__(self, spec: JudgeModelSpec, resources: RewardResources, model: ModelSpec | None = None):
+    def __init__(
+        self,
+        spec: JudgeModelSpec,
+        resources: RewardResources,
+        model: ModelSpec | None = None,
+        adapter: Path | None = None,
+    ):
         if resources.engine is None:
             raise ResourceError("a judge on this machine needs an engine; expected RewardResources(engine=...)")
         self._spec = spec
         self._structured: Structured = spec.structured
         self.label = "the policy itself" if model is None else spec.label
-        self._engine = resources.engine(model)
+        self._engine = resources.engine(model, adapter)
         self.version = self._engine.policy if model is None else ""
 
     def price(self, read: int, written: int) -> float:

@@ -1,4 +1,4 @@
-"""A teacher of `source: run` is the exported policy of an earlier run."""
+"""A teacher or judge of `source: run` is the exported policy of an earlier run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import SpecError
+from components.rewards.llm.spec import asked_by
 from flows.experiment.compose import compose
-from flows.experiment.teachers import resolve
+from flows.experiment.run_models import resolve
 from tests.flows.pretend import pretend
 
 PATHS = {
     "algorithm.teacher": ["algorithm=distill", "filter=everything"],
     "warmup.teacher.model": ["warmup=teacher"],
     "collect.teacher.model": ["collect=taught", "algorithm=sft", "filter=successful"],
+    "reward.model.model": ["reward=ruler", "judge_model@reward.model=embedded"],
 }
-"""Overrides that give an experiment a teacher at a path."""
-TEACHERS = {
+"""Overrides that give an experiment a model at a path."""
+MODELS = {
     "algorithm.teacher": lambda spec: spec.algorithm.teacher_model,
     "warmup.teacher.model": lambda spec: spec.warmup.teacher.model,
     "collect.teacher.model": lambda spec: spec.collect.teacher.model,
+    "reward.model.model": lambda spec: asked_by(spec.reward)[0].frozen_model,
 }
 
 
@@ -38,13 +41,13 @@ def test_it_is_the_export_of_the_latest_finished_run(tmp_path):
     latest = pretend(tmp_path, files={"deploy": export}, seed=4)
     pretend(tmp_path, stop_at="deploy", seed=5)
     store = Store(tmp_path / "artifacts")
-    for path, teacher_of in TEACHERS.items():
+    for path, model_of in MODELS.items():
         spec = student(path, tmp_path)
-        teacher = teacher_of(resolve(spec, store))
-        assert teacher.source == "hub"
-        assert teacher.name == str(store.find(latest.stage("deploy").key).path / "merged")
-        assert teacher_of(spec).source == "run"
-        assert teacher_of(resolve(student(path, tmp_path, latest.id), store)) == teacher
+        model = model_of(resolve(spec, store))
+        assert model.source == "hub"
+        assert model.name == str(store.find(latest.stage("deploy").key).path / "merged")
+        assert model_of(spec).source == "run"
+        assert model_of(resolve(student(path, tmp_path, latest.id), store)) == model
 
 
 def test_a_run_that_does_not_exist_is_named_with_the_command_that_makes_it(tmp_path):
@@ -67,6 +70,7 @@ def test_other_teachers_stay(tmp_path):
 
 
 def test_an_adapter_on_the_policy_of_a_run_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="expected null") as caught:
-        student("algorithm.teacher", tmp_path, "test", "algorithm.teacher.adapter=somewhere")
-    assert "algorithm.teacher.adapter" in {problem.path for problem in caught.value.problems}
+    for path in ("algorithm.teacher", "reward.model.model"):
+        with pytest.raises(SpecError, match="expected null") as caught:
+            student(path, tmp_path, "test", f"{path}.adapter={tmp_path}")
+        assert f"{path}.adapter" in {problem.path for problem in caught.value.problems}
