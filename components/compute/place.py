@@ -93,6 +93,11 @@ class Place(Spec):
         return "this machine"
 
     @property
+    def gpus(self) -> int:
+        """Number of GPUs of a machine that a stage has for itself; 0 without GPUs, and if it shares the machine."""
+        return 0
+
+    @property
     def own_machines(self) -> bool:
         """True if stages that run at the same time have a machine each, which is paid for."""
         return self.remote

@@ -87,7 +87,8 @@ class SimilarStage:
 
     @property
     def in_own_process(self) -> bool:
-        """True if the stage ran in another process than the flow; its time includes loading packages and model."""
+        """True if the stage ran in another process than the flow; its time includes loading packages and model if the
+        process was new."""
         compute = self.run.spec.get("compute", {})
         name = compute.get("stages", {}).get(self.stage.request["stage"], compute.get("default"))
         return name in compute.get("places", {}) and compute["places"][name]["name"] != LocalPlace().name

@@ -65,8 +65,8 @@ def process_starts(estimates: Iterable[tuple[str, bool, bool]]) -> Iterator[str]
     rows = list(estimates)
     if included := list(dict.fromkeys(stage for stage, earlier, _ in rows if earlier)):
         yield (
-            f"the times of {', '.join(included)} include loading packages and model in each process: the earlier "
-            "stages ran in processes of their own"
+            f"the times of {', '.join(included)} include loading packages and model where a process was new: "
+            "the earlier stages ran in other processes than the flow"
         )
     if excluded := list(dict.fromkeys(stage for stage, earlier, planned in rows if planned and not earlier)):
         yield (

@@ -16,6 +16,8 @@ from tests.refusals import wrong_problems
 
 TORCHRUN, FSDP, PLACE = "compute.places.torchrun", "compute.places.fsdp", "compute.places.sky_slurm"
 SLURM = ["compute=sky", "compute.default=local", "compute.stages.train=sky_slurm", "store=file:///shared"]
+EIGHT = ["compute=sky", "compute.default=local", "compute.stages.collect=sky_l4_x8", "store=s3://b"]
+EIGHT += ["compute.stage_shards.collect=2"]
 
 
 REFUSED = [
@@ -29,12 +31,17 @@ REFUSED = [
     (["compute=fsdp", "model.quantization=nf4"], f"{FSDP}.strategy", "expected ddp"),
     (["compute=fsdp", "model.lora=null", "algorithm=ppo"], f"{FSDP}.strategy",
      "ppo does not support sharded training"),
+    ([*EIGHT, "inference=embedded"], "compute.places.sky_l4_x8.accelerators",
+     "8 GPUs: each shard of collect has a machine of its own, and the embedded engine uses one GPU; expected machines "
+     "with one GPU, or inference=vllm"),
 ]  # fmt: skip
 """Overrides, the key that is refused, and why."""
 
 
 def test_a_place_that_cannot_run_a_stage_is_refused():
     assert wrong_problems(REFUSED, compose) == []
+    for changes in (["inference=vllm"], ["compute.places.sky_l4_x8.accelerators=L4:1"]):
+        assert compose([*EIGHT, *changes]).compute.shards_of("collect") == 2
 
 
 def test_only_the_training_runs_in_several_processes():

@@ -112,8 +112,8 @@ PROCESS = {"default": "process"}
 
 TIMES = [
     ({}, {}, []),
-    (PROCESS, {}, ["include loading packages and model in each process"]),
-    (PROCESS, PROCESS, ["include loading packages and model in each process"]),
+    (PROCESS, {}, ["include loading packages and model where a process was new"]),
+    (PROCESS, PROCESS, ["include loading packages and model where a process was new"]),
     ({}, PROCESS, ["exclude the start of their processes"]),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 
+import psutil
 import pytest
 
 from components.errors import EspalierError, TooManyFailures
@@ -191,6 +192,20 @@ def test_a_killed_shard_alone_is_computed_again(tmp_path, screen):
     assert solved(tmp_path) == sorted(map(str, second))
     assert (done.artifact.key, done.artifact.digest) == (whole.key, whole.digest)
     run.close()
+
+
+def test_shards_of_later_stages_run_in_the_same_processes(tmp_path, screen):
+    run = execution(tmp_path / "split", screen, {"shards": 2})
+    processes = []
+    for scenarios in (6, 4):
+        request = solver(tmp_path, scenarios=scenarios)
+        whole, _ = run_stage(request, Context.at(tmp_path / "whole"))
+        assert run.make("collect[sft]", 0, request).artifact.digest == whole.digest
+        processes.append({lane: run.runner("collect", lane)._child.pid for lane in (0, 1)})
+    assert processes[0] == processes[1]
+    assert len({*processes[0].values()}) == 2
+    run.close()
+    assert not any(psutil.pid_exists(pid) for pid in processes[0].values())
 
 
 def test_retries_are_of_single_shards(tmp_path, screen):

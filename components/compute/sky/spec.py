@@ -141,9 +141,12 @@ class SkyPlace(Place):
         return self
 
     @property
+    def gpus(self) -> int:
+        return max(1, int(float(self.accelerators.partition(":")[2] or 1))) if self.accelerators else 0
+
+    @property
     def group(self) -> TrainingGroup:
-        _, _, gpus = (self.accelerators or "").partition(":")
-        count = max(1, int(float(gpus or 1))) if self.processes == "auto" else self.processes
+        count = (self.gpus or 1) if self.processes == "auto" else self.processes
         return TrainingGroup(count, self.strategy, self.group_timeout, self.nodes)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from components.rewards.spec import JudgeSpec
 from components.rollout.collect_spec import CollectSpec
 from components.specs import Target, nearest
 from flows.experiment.sections import BudgetSpec
-from flows.stages import DISTRIBUTED, PLACED, SHARDED
+from flows.stages import DISTRIBUTED, PLACED, PLAYING, SHARDED
 from flows.stages.collect import played_together
 from flows.stages.evaluate import stops_early
 from flows.stages.filter import whole_collection
@@ -89,8 +89,10 @@ def shards(
     reward: Target,
     filter: Target,
     evaluate: EvaluateSpec,
+    inference: InferenceSpec,
 ) -> Iterator[Problem]:
-    """Check that each stage with several shards can be split, and has a place where several stages can run."""
+    """Check that each stage with several shards can be split, and has a place where several stages can run, each of
+    which uses all GPUs that it has."""
     for name in compute.stage_shards:
         if name not in SHARDED:
             message = f"{name!r}: expected a stage that can be split: {', '.join(SHARDED)}"
@@ -106,6 +108,8 @@ def shards(
         if name in compute.places and compute.places[name].remote and workers > 1:
             for problem in compute.places[name].parallel_problems(name, workers):
                 yield replace(problem, nearest="compute.shard_workers=1")
+    if inference.in_process:
+        yield from _idle_gpus(compute, [stage for stage in PLAYING if stage in split])
     if split and (collect.overlap or compute.parallel > 1):
         name = "collect.overlap" if collect.overlap else "compute.parallel"
         text = "whose stages run in single processes beside the others"
@@ -153,6 +157,19 @@ def _one_at_a_time(compute: ComputeSpec, split: Mapping[str, int | None]) -> Ite
     for stage in [stage for stage in alone if stage not in shared]:
         message = f"{split[stage]}: {stage} runs on {alone[stage]}, {reason.format(1)}"
         yield Problem(f"compute.stage_shards.{stage}", message, f"compute.stages.{stage}=process")
+
+
+def _idle_gpus(compute: ComputeSpec, split: Sequence[str]) -> Iterator[Problem]:
+    """Yield a problem for each place with machines of several GPUs of which a shard, with the engine in its process,
+    uses one. split: stages with shards that generate."""
+    for name, place in compute.places_in_use.items():
+        stages = [stage for stage in split if compute.placement(stage) == name]
+        if stages and place.gpus > 1:
+            yield Problem(
+                f"compute.places.{name}.accelerators",
+                f"{place.gpus} GPUs: each shard of {' and '.join(stages)} has a machine of its own, and the embedded "
+                "engine uses one GPU; expected machines with one GPU, or inference=vllm, which generates on all",
+            )
 
 
 def several_processes(
