@@ -10,10 +10,10 @@ from typing import Any
 from components.data.examples import RowProblem
 
 OPTIONAL: dict[str, tuple[str, ...]] = {
-    "id": ("id", "item_id", "uid"),
-    "type": ("type", "category"),
+    "id": ("task_id", "id", "item_id", "uid"),
+    "type": ("type", "task_type", "category"),
     "difficulty": ("difficulty",),
-    "reward": ("reward", "weight", "score"),
+    "reward": ("reward", "final_reward", "weight", "score"),
     "system": ("system",),
     "tools": ("tools",),
 }
@@ -36,17 +36,18 @@ class RowColumns:
     def get(self, name: str) -> Any:
         """Return the value of a column; None if it is absent. Raises RowProblem if the user maps it to a column that
         the row lacks."""
-        if name in self._mapped:
-            theirs = self._mapped[name]
-            if theirs not in self._values:
-                raise RowProblem(f"there is no column {theirs!r}, which data.columns.{name} names")
-            self._used.add(theirs)
-            return self._values[theirs]
-        for theirs in self._names[name]:
-            if self._values.get(theirs) is not None:
-                self._used.add(theirs)
-                return self._values[theirs]
-        return None
+        if name in self._mapped and self._mapped[name] not in self._values:
+            raise RowProblem(f"there is no column {self._mapped[name]!r}, which data.columns.{name} names")
+        theirs = self.source(name)
+        if theirs is None:
+            return None
+        self._used.add(theirs)
+        return self._values[theirs]
+
+    def source(self, name: str) -> str | None:
+        """Return the name in the row of a column with a value; None if it is absent."""
+        names = (self._mapped[name],) if name in self._mapped else self._names[name]
+        return next((theirs for theirs in names if self._values.get(theirs) is not None), None)
 
     def need(self, name: str) -> Any:
         """Return the value of a column. Raises RowProblem if it is absent."""

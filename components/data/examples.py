@@ -18,7 +18,7 @@ from components.trajectories.schema import History, Message, Scenario, Score, Tr
 from components.trajectories.step_labels import written
 
 STEP_LABELS = "labelled"
-"""Name of the labels of imported turns, as in the reward `labelled`."""
+"""Head that learns the labels of imported turns, as in the reward `labelled`."""
 
 
 class RowProblem(ValueError):
@@ -37,8 +37,10 @@ class Candidate:
     """Conversation; several histories only in data that a run produced."""
     reward: float | None = 1.0
     """Reward; None for an unscored episode."""
-    step_labels: list[float] = field(default_factory=list)
-    """Label of each assistant message; empty without labels."""
+    step_rewards: list[float] = field(default_factory=list)
+    """Reward of each assistant message; empty without rewards."""
+    step_labels: dict[str, list[float]] = field(default_factory=dict)
+    """Labels of each assistant message by the head of a process reward model that learns them."""
     name: str = ""
     """Id of the trajectory in the source; empty without an id."""
     tokenizer: str = ""
@@ -109,7 +111,7 @@ class DataExample:
         """Return everything that training reads, as canonical text: equal examples have equal content."""
         parts: list[Any] = [self.tools]
         for candidate in self.candidates:
-            parts.append([candidate.reward, candidate.step_labels])
+            parts.append([candidate.reward, candidate.step_rewards, candidate.step_labels])
             for message in candidate.messages:
                 calls = [(call.name, call.arguments) for call in message.tool_calls]
                 parts.append([message.role, message.content, message.reasoning, calls, message.trained])
@@ -143,8 +145,10 @@ class DataExample:
                 policy=IMPORTED,
                 sampling={"tokenizer": candidate.tokenizer} if candidate.tokenizer else {},
             )
-            labels = candidate.step_labels
-            yield trajectory, Score(own, candidate.reward, written(STEP_LABELS, labels), list(labels))
+            components: dict[str, float] = {}
+            for head, labels in candidate.step_labels.items():
+                components |= written(head, labels)
+            yield trajectory, Score(own, candidate.reward, components, list(candidate.step_rewards))
 
 
 def _outcome(candidate: Candidate) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from components.data.forms import FORMS, Form, recognise, score_form
 from components.data.rows import BrokenRow
 from components.data.sources import rows
 from components.data.spec import DataSpec
+from components.data.thumb_values import ThumbValues
 from components.errors import Problem, SpecError
 from components.specs import nearest
 
@@ -48,7 +49,7 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
             reason = _reason(form, first[0], spec)
             message = f"{spec.form}: does not fit the rows ({reason}). Columns: {names}"
             raise SpecError([Problem(f"{path}.form", message)])
-        return spec.form
+        return _two_valued(form, first, spec, path)
     name = recognise(first, spec.mapped)
     if name is None:
         fitting = [form for form in FORMS.values() if form.parts is None and form.fits(first[0], spec.mapped)]
@@ -70,7 +71,17 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
             ]
         )
     log.info("%s: form %s, recognised from the columns %s", path, name, names)
-    return name
+    return _two_valued(FORMS[name], first, spec, path)
+
+
+def _two_valued(form: Form, first: Sequence[Mapping[str, Any]], spec: DataSpec, path: str) -> str:
+    """Return the name of the form. Raises SpecError if the thumbs of the rows have more than two values."""
+    thumbs = ThumbValues(form, spec.mapped)
+    for values in first:
+        thumbs.add(values)
+    if (problem := thumbs.problem(path)) is not None:
+        raise SpecError([problem])
+    return form.name
 
 
 def _reason(form: Form, values: Mapping[str, Any], spec: DataSpec) -> str:

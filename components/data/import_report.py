@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from components.data.diversity import Diversity
 from components.data.rows import BrokenRow, DataRow
 
 CHECKS = {
@@ -67,6 +68,8 @@ class ImportReport:
     """Rows with a value by column, of the columns that the form does not read."""
     missing: dict[str, CheckResult] = field(default_factory=dict)
     """Conversations of a log that are used, by what the log lacks for them: `token_ids`, `errors`."""
+    diversity: Diversity = field(default_factory=Diversity)
+    """Environments, types and lengths of the trajectories that are trained on."""
     checks: dict[str, CheckResult] = field(default_factory=lambda: {name: CheckResult() for name in CHECKS})
 
     def dropped(self) -> int:
@@ -83,6 +86,7 @@ class ImportReport:
         counts = {name: getattr(self, name) for name in COUNTS}
         missing = {name: asdict(result) for name, result in self.missing.items()}
         notes = {"similar": asdict(self.similar), "unused": self.unused} | ({"missing": missing} if missing else {})
+        notes |= self.diversity.to_json()
         return {"form": self.form, **counts, "dropped": self.dropped(), "checks": checks, **notes}
 
     def metrics(self) -> dict[str, float]:

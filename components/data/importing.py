@@ -36,6 +36,7 @@ from components.data.row_checks import (
 )
 from components.data.rows import BrokenRow, DataRow
 from components.data.spec import DataSpec, SourceSpec
+from components.data.thumb_values import ThumbValues
 from components.errors import Problem, SpecError
 from components.specs import nearest
 from components.trajectories.store import scored_writer
@@ -63,6 +64,7 @@ class DataImport:
         self._on_row = on_row
         self._held_prompts = Fingerprints()
         self._unused = UnusedColumns()
+        self._thumbs = ThumbValues(self._form, spec.mapped)
         self._ignored: set[str] = set()
         self._rewards: dict[str, float | None] = {}
         self.report = ImportReport(spec.form)
@@ -82,6 +84,8 @@ class DataImport:
                     add[split](trajectory, score)
                     self.report.episodes += split == "train"
                     self.report.rejected += split == "train" and not trajectory.success
+                    if split == "train":
+                        self.report.diversity.add(trajectory)
         self.report.unused = self._unused.counts()
         self._finish(HELDOUT in add)
         if dropped := self.report.first_dropped():
@@ -139,6 +143,7 @@ class DataImport:
             try:
                 self._ignored |= row.values.keys() & set(self._spec.ignore)
                 values = self._spec.without_ignored(row.values)
+                self._thumbs.add(values)
                 example = self._form.example(values, self._spec.mapped)
                 example.place_reasoning(self._spec.reasoning)
                 self._unused.add(values, example.input)
@@ -186,6 +191,8 @@ class DataImport:
         if not report.examples:
             problems.append(Problem("data.path", "no row is left to train on"))
         problems += self._column_problems()
+        if (thumbs := self._thumbs.problem()) is not None:
+            problems.append(thumbs)
         if has_heldout and not report.heldout:
             text = "the held-out split is empty"
             if self._spec.heldout is not None:

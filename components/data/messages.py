@@ -66,7 +66,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise RowProblem("tools: expected a list of tools")
     tools = []
-    for tool in map(_without_nulls, value):
+    for tool in map(without_nulls, value):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RowProblem("tools: expected objects with the name, description and parameters of a function")
@@ -181,7 +181,7 @@ def _called(where: str, calls: Any, number: int) -> list[ToolCall]:
             except (ValueError, RecursionError):
                 value = None
         else:
-            value = _without_nulls(arguments)
+            value = without_nulls(arguments)
             arguments = json.dumps(value)
         if not isinstance(value, dict):
             raise RowProblem(f"{where}: the arguments of {function['name']} are not a JSON object")
@@ -216,8 +216,8 @@ def _linked(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """Return JSON data without keys whose value is null: tables fill the keys that an object lacks with nulls."""
     if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -26,6 +26,7 @@ FormName = Literal[
     "preference",
     "ranking",
     "thumbs",
+    "steps",
     "step_labels",
     "trajectories",
     "served",

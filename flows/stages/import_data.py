@@ -143,7 +143,7 @@ def count_rows(spec: ImportStage, inputs: Mapping[str, Artifact | None], context
 
 STAGE = Stage(
     "import",
-    3,
+    4,
     ImportStage,
     "dataset",
     SCHEMA_VERSION,

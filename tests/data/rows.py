@@ -57,6 +57,32 @@ FORMS: dict[str, list[dict[str, Any]]] = {
     "preference": [{"prompt": f"Say {n}.", "chosen": f"{n}, please.", "rejected": "I refuse."} for n in range(4)],
     "ranking": [{"prompt": f"Say {n}.", "responses": [f"{n}, please.", f"{n}", "I refuse."]} for n in range(4)],
     "thumbs": [{"prompt": f"Say {n}.", "completion": f"Number {n}.", "label": n % 2 == 0} for n in range(4)],
+    "steps": [
+        {
+            "task_id": f"task_{n}",
+            "task_type": "web_browsing",
+            "instruction": f"Buy item {n}.",
+            "steps": [
+                {
+                    "thought": "I search first.",
+                    "action": "search",
+                    "action_input": {"query": f"item {n}"},
+                    "observation": f"[B0{n}] item {n}",
+                    "reward": 0.25,
+                },
+                {
+                    "thought": "",
+                    "action": "buy",
+                    "action_input": {"query": f"B0{n}"},
+                    "observation": "",
+                    "reward": 0.75,
+                },
+            ],
+            "final_reward": 1.0,
+            "metadata": {"env": "webshop", "num_steps": 2},
+        }
+        for n in range(4)
+    ],
     "step_labels": [
         {"prompt": f"Count to {n}.", "completions": [f"First {n}", f"then {n}"], "labels": [True, n == 1]}
         for n in range(4)

@@ -61,4 +61,26 @@ def test_step_labels_are_written_for_episodes_with_a_reward_for_each_step():
     assert row["labels"] == [0.25, 1.0]
     assert row["reward"] == 1.0
     (candidate,) = FORMS["step_labels"].example(row, {}).candidates
-    assert candidate.step_labels == [0.25, 1.0]
+    assert candidate.step_rewards == [0.25, 1.0]
+
+
+def test_steps_are_read_back_as_the_same_episode(subtests):
+    react = episode(
+        'Thought: look\nAction: look {"at": "x"}', "Action: go\nAction Input: to desk 1", "Answer: 3", reward=1.0
+    )
+    natural = episode("a", "b", reward=0.5, steps=[0.8, 0.6])
+    called = episode("why", "because", reward=1.0, calls=True, steps=[0.25, 0.75])
+    called.tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    for trajectory, changed in [(react, {}), (called, {}), (natural, {"a": "Answer: a", "b": "Answer: b"})]:
+        with subtests.test(changed=changed):
+            (row,) = rows("steps", trajectory)
+            (candidate,) = FORMS["steps"].example(row, {}).candidates
+            assert [
+                (message.content.removeprefix("Observation: "), len(message.tool_calls))
+                for message in candidate.messages
+            ] == [
+                (changed.get(message.content, message.content), len(message.tool_calls))
+                for message in trajectory.histories[0].messages
+            ]
+            assert candidate.reward == trajectory.reward
+            assert candidate.step_rewards == trajectory.step_rewards

@@ -218,6 +218,85 @@ def test_step_labels_are_the_step_rewards_and_components():
     assert trajectory.policy == "imported"
 
 
+TRAJECTORY = """
+{
+  "task_id": "webshop_7", "task_type": "web_browsing", "instruction": "Buy a mug below 10 dollars.",
+  "steps": [
+    {"thought": "I need to search.", "action": "search", "action_input": {"query": "mug"},
+     "observation": "[B01] Mug, 8 dollars", "reward": 0.0},
+    {"thought": "It fits.", "action": "click", "action_input": "B01", "observation": "Bought.", "reward": 1.0},
+    {"thought": "", "action": "Answer", "action_input": "Done.", "observation": "", "reward": null}
+  ],
+  "final_reward": 1.0, "metadata": {"env": "webshop", "num_steps": 3}
+}
+"""
+"""An episode as agents of tutorials save it."""
+QUALITIES = """
+{
+  "instruction": "Buy a mug.",
+  "steps": [
+    {"thought": "I need to search.", "action": "search[mug]", "quality": 0.8},
+    {"thought": "It fits.", "action": "click[B01]", "quality": 0.6}
+  ]
+}
+"""
+
+
+def test_steps_are_react_messages_with_observations_and_rewards():
+    read = example(json.loads(TRAJECTORY))
+    assert turns(read) == [
+        ("user", "Buy a mug below 10 dollars.", True),
+        ("assistant", 'Thought: I need to search.\nAction: search {"query": "mug"}', True),
+        ("user", "Observation: [B01] Mug, 8 dollars", True),
+        ("assistant", "Thought: It fits.\nAction: click\nAction Input: B01", True),
+        ("user", "Observation: Bought.", True),
+        ("assistant", "Answer: Done.", True),
+    ]
+    assert (read.name, read.type, read.candidates[0].reward) == ("webshop_7", "web_browsing", 1.0)
+    assert read.input == {"metadata": {"env": "webshop", "num_steps": 3}}
+    ((_, score),) = read.scored(1, "train")
+    assert (score.step_rewards, score.components) == ([0.0, 1.0, 0.0], {})
+
+
+def test_steps_of_a_row_with_tools_are_calls():
+    row = json.loads(TRAJECTORY)
+    row["steps"].pop(1)
+    tool = {"type": "function", "function": {"name": "search", "parameters": {}}}
+    read = example({**row, "final_reward": 0, "tools": [tool]})
+    _, call, result, last = read.candidates[0].messages
+    assert (call.content, call.tool_calls) == (
+        "I need to search.",
+        [ToolCall("call_0", "search", '{"query": "mug"}')],
+    )
+    assert (result.role, result.content, result.tool_call_id) == ("tool", "[B01] Mug, 8 dollars", "call_0")
+    assert last.content == "Done."
+
+
+def test_qualities_and_three_scores_of_steps_are_labels_of_the_heads(subtests):
+    row = json.loads(QUALITIES)
+    scores = [
+        {"relevance": 1, "correctness": 0.5, "progress": 0},
+        {"relevance": 0.9, "correctness": 0.9, "progress": 0.9},
+    ]
+    beside = {**row, "steps": [step | score for step, score in zip(row["steps"], scores, strict=True)]}
+    within = {**row, "steps": [step | {"quality": score} for step, score in zip(row["steps"], scores, strict=True)]}
+    three = {f"{name}/{number}": float(value) for number, score in enumerate(scores) for name, value in score.items()}
+    for values, labelled in [(row, [0.8, 0.6]), (beside, [0.8, 0.6]), (within, [0.5, 0.9])]:
+        with subtests.test(values=values):
+            ((_, score),) = example(values).scored(1, "train")
+            own = {f"labelled/{number}": label for number, label in enumerate(labelled)}
+            assert score.components == pytest.approx(own if values is row else own | three)
+            assert score.step_rewards == pytest.approx(labelled)
+            assert score.reward == pytest.approx(sum(labelled))
+
+
+def test_rewards_that_are_all_zero_are_no_step_rewards():
+    row = json.loads(TRAJECTORY)
+    row["steps"][1]["reward"] = 0.0
+    (candidate,) = example(row).candidates
+    assert (candidate.reward, candidate.step_rewards) == (1.0, [])
+
+
 def test_columns_are_mapped_and_the_others_become_the_input():
     read = example({"q": "a", "a": "b", "level": "hard", "n": 3}, prompt="q", completion="a", type="level")
     assert turns(read) == [("user", "a", True), ("assistant", "b", True)]
@@ -247,6 +326,24 @@ MALFORMED = [
     ("ranking", {"prompt": "q", "responses": ["a", "b"], "scores": [1]}, "1 scores for 2", "malformed"),
     ("thumbs", {"prompt": "q", "completion": "a", "label": "maybe"}, "expected true or false", "malformed"),
     ("step_labels", {"prompt": "q", "completions": ["a"], "labels": [1, 0]}, "2 labels for 1 steps", "malformed"),
+    (
+        "steps",
+        {
+            "instruction": "q",
+            "steps": [{"action": "a", "reward": 0.5}, {"action": "b", "reward": 0.25}],
+            "final_reward": 1,
+        },
+        "the rewards of the steps add up to 0.75, but final_reward is 1",
+        "malformed",
+    ),
+    ("steps", {"instruction": "q", "steps": [{"action": "a"}], "final_reward": "won"}, "final_reward", "malformed"),
+    ("steps", {"instruction": "q", "steps": ["a"]}, "step 0: expected an object", "malformed"),
+    (
+        "steps",
+        {"instruction": "q", "steps": [{"thought": "a", "quality": 1}, {"thought": "b"}]},
+        r"step 1: expected the labels of step 0 \(labelled\)",
+        "malformed",
+    ),
 ]
 
 

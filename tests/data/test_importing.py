@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import random
 import shlex
 from collections import Counter
@@ -265,6 +266,57 @@ def test_scored_conversations_with_an_id_and_a_prompt_in_common_are_one_scenario
     assert len({item.id for item in trajectories}) == 4
     assert importing(GOOD)[0].comparable == 0
     assert importing(FORMS["preference"])[0].comparable == 4
+
+
+def test_scored_episodes_of_one_task_are_one_scenario_and_counted_by_environment(importing):
+    rows = [
+        {
+            "task_id": f"{world}_{n}",
+            "task_type": f"{world}/easy",
+            "instruction": f"Do {n} in {world}.",
+            "steps": [
+                {"thought": "", "action": f"act {reward}", "action_input": "", "observation": "", "reward": None}
+            ],
+            "final_reward": reward,
+            "metadata": {},
+        }
+        for world, rewards in [("webshop", (1.0, 0.2, 0.6)), ("maze", (0.0, 0.0))]
+        for n in range(2)
+        for reward in rewards
+    ]
+    report, trajectories, _ = importing(rows)
+    groups: dict[str, list[float | None]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(scenario_of(trajectory.group), []).append(trajectory.reward)
+    assert groups == {
+        "webshop_0": [1.0, 0.2, 0.6],
+        "webshop_1": [1.0, 0.2, 0.6],
+        "maze_0": [0.0],
+        "maze_1": [0.0],  # the second of equal episodes is a duplicate
+    }
+    data = report.to_json()
+    assert report.comparable == 2
+    assert data["environments"] == {
+        "webshop": {"trajectories": 6, "success": pytest.approx(4 / 6)},
+        "maze": {"trajectories": 2, "success": 0.0},
+    }
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert data["diversity"]["effective_types"] == pytest.approx(math.exp(entropy), abs=0.01)
+    assert data["diversity"]["turns"] == {"min": 1, "median": 1, "p90": 1, "max": 1}
+
+
+def test_thumbs_of_three_values_are_refused(importing, subtests):
+    for values in [(1, 0, -1), ("up", "down", "neutral"), ("good", "bad", "👍")]:
+        with subtests.test(values=values):
+            rows = judged("is_good", *values)
+            message = r"data\.columns: label: the column 'is_good' has more than two values"
+            with pytest.raises(SpecError, match=message) as error:
+                importing(rows, form="thumbs")
+            assert "data.columns={reward: is_good}" in str(error.value)
+            late = [{**judged("is_good", *values[:2])[0], "prompt": f"q {n}"} for n in range(60)]
+            with pytest.raises(SpecError, match=message):  # behind the rows that the form is recognised from
+                importing([*late, *rows], form="thumbs")
+    assert importing(judged("is_good", True, "false"))[0].rejected == 3
 
 
 def judged(column: str, *values: Any) -> list[dict[str, Any]]:

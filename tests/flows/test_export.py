@@ -38,6 +38,7 @@ SOURCES = {
     "ground_truth": "ground_truth",
     "ranking": "ranking",
     "step_labels": "step_labels",
+    "steps": "steps",
     "parquet": "ranking",
 }
 """Form of the rows whose import is exported, by form of the export."""

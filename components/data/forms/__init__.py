@@ -1,5 +1,5 @@
 """Forms of rows and their recognition. A module holds the forms of one kind: conversations, answers to prompts,
-comparisons of answers, labelled steps, episodes, logs."""
+comparisons of answers, steps, labelled steps, episodes, logs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from components.data.forms.conversations import AGENTTRAJ, MESSAGES, SHAREGPT
 from components.data.forms.logs import LOGS
 from components.data.forms.served import SERVED
 from components.data.forms.step_labels import STEP_LABELS
+from components.data.forms.steps import STEPS
 from components.data.forms.trajectories import TRAJECTORIES
 
 __all__ = ["FORMS", "Form", "recognise", "score_form"]
@@ -25,6 +26,7 @@ FORMS: dict[str, Form] = {
         SERVED,
         *LOGS,
         STEP_LABELS,
+        STEPS,
         AGENTTRAJ,
         PREFERENCE,
         RANKING,

@@ -101,6 +101,7 @@ THUMBS = Form(
         "completion": ("completion", "response", "output", "answer"),
         "messages": ("messages", "conversations", "conversation", "dialogue"),
     },
+    thumb="label",
 )
 
 

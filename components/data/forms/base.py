@@ -31,6 +31,8 @@ class Form:
     """Conversion of the scored trajectories of one scenario to rows; None if the form is not exported as rows."""
     more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Optional columns of this form only."""
+    thumb: str = ""
+    """Required column whose values are two, good and bad; empty without one."""
     parts: Callable[[Mapping[str, Any]], list[LogPart] | None] | None = None
     """Parts of conversations in a row of a log, from which `components.data.logs.joining` makes the rows that `read`
     converts; None for a row of another form."""
@@ -40,6 +42,11 @@ class Form:
     def names(self) -> list[str]:
         """Return the names that `data.columns` may map."""
         return [*self.columns, *self.more, *OPTIONAL]
+
+    def reading(self, values: Mapping[str, Any], mapped: Mapping[str, str]) -> dict[str, str]:
+        """Return our names of the columns of a row that the form may read, by their names in the row."""
+        columns = RowColumns(values, {**self.columns, **self.more}, mapped)
+        return {theirs: name for name in reversed(self.names()) if (theirs := columns.source(name)) is not None}
 
     def fits(self, values: Mapping[str, Any], mapped: Mapping[str, str]) -> bool:
         """Return True if a row has the required columns."""
@@ -65,13 +72,19 @@ class Form:
         if isinstance(system, str) and system:
             for candidate in example.candidates:
                 _add_system(candidate, system)
-        example.input = columns.unread()
+        example.input = columns.unread() | example.input
         return example
 
 
 def conversation(messages: list[Message], reward: float | None = 1.0) -> Candidate:
     """Return a candidate of one history."""
     return Candidate([History(messages)], reward)
+
+
+def world(name: str) -> str:
+    """Return the environment in the id of a task, `webshop` of `webshop_4545`; empty without one."""
+    environment, _, number = name.rpartition("_")
+    return environment if number.isdecimal() else ""
 
 
 def prompt_messages(value: Any) -> list[Message]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from components.data.columns import RowColumns
 from components.data.examples import DataExample
-from components.data.forms.base import Form, Records, conversation
+from components.data.forms.base import Form, Records, conversation, world
 from components.data.forms.writing import labels, openai_messages, sharegpt_value, single
 from components.data.messages import read_messages
 from components.trajectories.groups import scenario_of
@@ -69,8 +69,7 @@ def _read_agenttraj(columns: RowColumns) -> DataExample:
     name = columns.label("item_id") or columns.text("item_id")
     reward = columns.number("reward")
     messages = read_messages(columns.need("conversations"))
-    world, _, number = name.rpartition("_")  # webshop_4545
-    type_ = columns.label("type") or (world if number.isdecimal() else "")
+    type_ = columns.label("type") or world(name)
     return DataExample([conversation(messages, 1.0 if reward is None else reward)], name=name, type=type_)
 
 

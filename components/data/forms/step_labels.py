@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from components.data.columns import RowColumns, as_number
+from components.data.examples import STEP_LABELS as LABELLED
 from components.data.examples import DataExample, RowProblem
 from components.data.forms.base import Form, Records, conversation, prompt_messages
 from components.data.forms.writing import labels, openai_messages, single
@@ -31,7 +32,7 @@ def _read_step_labels(columns: RowColumns) -> DataExample:
         raise RowProblem(f"{len(rewards)} labels for {steps} steps")
     reward = columns.number("reward")
     candidate = conversation(messages, math.fsum(rewards) if reward is None else reward)
-    candidate.step_labels = rewards
+    candidate.step_rewards, candidate.step_labels = rewards, {LABELLED: rewards}
     return DataExample([candidate])
 
 

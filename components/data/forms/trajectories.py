@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from components.data.columns import RowColumns
-from components.data.examples import Candidate, DataExample, RowProblem
+from components.data.examples import STEP_LABELS, Candidate, DataExample, RowProblem
 from components.data.forms.base import Form
 from components.trajectories import decode, tables
 from components.trajectories.schema import History, Trajectory
@@ -31,6 +31,7 @@ def _read_trajectories(columns: RowColumns) -> DataExample:
         [_written(history, trajectory) for history in trajectory.histories],
         trajectory.reward,
         list(trajectory.step_rewards),
+        {STEP_LABELS: list(trajectory.step_rewards)},
         trajectory.id,
     )
     return DataExample(
