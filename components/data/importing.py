@@ -234,7 +234,7 @@ _PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][\w-]*", re.IGNORECA
 
 def override(key: str, value: Sequence[str] | Mapping[str, str]) -> str:
     """Return an override that sets a list or a mapping of texts, as a word of a shell's command line."""
-    texts = {name: text if _PLAIN.fullmatch(text) else _hydra_quoted(text) for name, text in _items(value)}
+    texts = {name: text if _PLAIN.fullmatch(text) else hydra_quoted(text) for name, text in _items(value)}
     if isinstance(value, Mapping):
         return shlex.quote(f"{key}={{{', '.join(f'{name}: {text}' for name, text in texts.items())}}}")
     return shlex.quote(f"{key}=[{', '.join(texts.values())}]")
@@ -244,7 +244,7 @@ def _items(value: Sequence[str] | Mapping[str, str]) -> Iterable[tuple[Any, str]
     return value.items() if isinstance(value, Mapping) else enumerate(value)
 
 
-def _hydra_quoted(text: str) -> str:
+def hydra_quoted(text: str) -> str:
     """Return a text in the quotes of Hydra's grammar. Backslashes are escapes only before a quote."""
     escaped = re.sub(r"(?<!\\)(\\*+)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
     return f"'{escaped}'"

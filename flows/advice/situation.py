@@ -11,7 +11,7 @@ Form = Literal["pairs", "thumbs", "ranked"]
 """Form of preferences: a better and a worse answer, one answer marked good or bad, or several answers in order."""
 PREFERENCES: dict[str, Form] = {"preference": "pairs", "thumbs": "thumbs", "ranking": "ranked"}
 """Forms of preferences, by the form of the data."""
-DEMONSTRATIONS = ("messages", "sharegpt", "agenttraj", "prompt_completion", "trajectories")
+DEMONSTRATIONS = ("messages", "sharegpt", "agenttraj", "prompt_completion", "steps", "trajectories")
 """Forms of data that hold demonstrations."""
 JUDGE = "openai/gpt-5-mini"
 """Judge model of an advice that names none."""

@@ -128,7 +128,7 @@ def _write_steps(group: Sequence[Trajectory]) -> Records:
     labels."""
     for trajectory, messages in single(group):
         cut = prompt_length(messages)
-        if any(len(message.tool_calls) > 1 for message in messages[cut:]):
+        if cut == len(messages) or any(len(message.tool_calls) > 1 for message in messages[cut:]):
             continue
         steps: list[dict[str, Any]] = []
         for message in messages[cut:]:

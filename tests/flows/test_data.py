@@ -1,0 +1,61 @@
+"""`flows.data`: a file as a run would import it and train on it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flows.data import main
+from tests.data.rows import FORMS
+
+TURN = "<|im_start|>{}\n{}<|im_end|>\n"
+
+
+@pytest.fixture
+def inspect(tmp_path, capsys):
+    """Inspect rows: returns the exit code and the output."""
+
+    def run(rows: list[dict], *arguments: str) -> tuple[int, str]:
+        path = tmp_path / "my rows, it's a.json"
+        path.write_text(json.dumps(rows))
+        code = main([str(path), "model=tiny", "environment=shop", f"root={tmp_path}/root", *arguments])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_rows_are_shown_with_the_tokens_and_the_mask_of_the_training(inspect):
+    code, out = inspect(FORMS["preference"], "--json", "--rows", "1")
+    data = json.loads(out)
+    (row,) = data["rows_shown"]
+    prompt = TURN.format("user", "Say 0.") + "<|im_start|>assistant\n"
+    assert "".join(text for text, _ in row["rl"]["tokens"]) == prompt
+    for sft, answer, reward in zip(row["sft"], ("0, please.", "I refuse."), (1.0, 0.0), strict=True):
+        (tokens,) = sft["tokens"]
+        assert "".join(text for text, _ in tokens) == f"{prompt}{answer}<|im_end|>"
+        assert "".join(text for text, trained in tokens if trained) == f"{answer}<|im_end|>"
+        assert sft["reward"] == reward
+    assert (code, data["form"], data["rows"], data["comparable"]) == (0, "preference", 4, 4)
+    assert data["columns"] == {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+    assert data["algorithms"] == ["dpo", "ipo", "orpo", "kto", "sft with filter=successful"]
+    assert (
+        data["diversity"]["tokens"]["max"]
+        == len((prompt + "0, please.").replace("<|im_start|>", "<").replace("<|im_end|>", "<")) + 1
+    )
+
+
+def test_the_mask_is_in_marks_without_a_terminal_and_in_colours_on_one(inspect, monkeypatch):
+    steps = [*FORMS["steps"], {**FORMS["steps"][0], "task_id": "task_9", "final_reward": 7}]
+    code, out = inspect(steps, "--rows", "1")
+    assert code == 2
+    assert "form steps: 4 of 5 rows to train on" in out
+    assert "the rewards of the steps add up to 1, but final_reward is 7" in out
+    assert "a run is refused: data.max_dropped: 0.1: 1 of 5 rows fail a check" in out
+    assert out.replace("|", "").count('[[Thought: I search first.↵\nAction: search {"query": "item 0"}<im_end>]]') == 1
+    assert "\x1b" not in out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = inspect(FORMS["steps"], "--rows", "1")[1]
+    assert "\x1b[1;32m" in coloured
+    assert "[[" not in coloured
