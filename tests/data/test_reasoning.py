@@ -118,9 +118,10 @@ def test_exported_reasoning_is_imported_again(subtests):
             Message("tool", "r", tool_call_id="c"),
             Message("assistant", f"{number}", reasoning=f"second {number}"),
         ]
-        scenario = Scenario("s", {}, "train")
+        scenario, tools = Scenario("s", {}, "train"), [{"type": "function", "function": {"name": "look"}}]
+        steps = [0.5, 0.5]
         return Trajectory(
-            f"s/{number}", scenario, number, [History(messages)], step_rewards=[0.5, 0.5], policy="p", reward=reward
+            f"s/{number}", scenario, number, [History(messages)], tools, step_rewards=steps, policy="p", reward=reward
         )
 
     episodes = [episode(1, 1.0), episode(2, 0.0)]

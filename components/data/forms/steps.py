@@ -78,7 +78,9 @@ def _messages(number: int, step: Mapping[str, Any], *, native: bool) -> list[Mes
         lines = [*_line("Thought: ", thought), f"Action: {action} {written}"]
     else:
         lines = [*_line("Thought: ", thought), *_line("Action: ", action), *_line("Action Input: ", written)]
-    message = Message("assistant", "\n".join(lines), calls, trained=step.get("loss") is not False)
+    reasoning, trained = step.get("reasoning_content"), step.get("loss") is not False
+    reasoning = reasoning if isinstance(reasoning, str) and reasoning else None
+    message = Message("assistant", "\n".join(lines), calls, trained=trained, reasoning=reasoning)
     if not observation:
         return [message]
     if calls:
@@ -133,7 +135,9 @@ def _write_steps(group: Sequence[Trajectory]) -> Records:
         steps: list[dict[str, Any]] = []
         for message in messages[cut:]:
             if message.role == "assistant":
-                steps.append({**_parts(message), "observation": "", **({} if message.trained else {"loss": False})})
+                own: dict[str, Any] = {"reasoning_content": message.reasoning} if message.reasoning is not None else {}
+                own |= {} if message.trained else {"loss": False}
+                steps.append({**_parts(message), "observation": "", **own})
             else:
                 earlier, text = steps[-1]["observation"], message.content.removeprefix(_OBSERVATION)
                 steps[-1]["observation"] = f"{earlier}\n{text}" if earlier else text
@@ -159,15 +163,13 @@ def _write_steps(group: Sequence[Trajectory]) -> Records:
 def _parts(message: Message) -> dict[str, Any]:
     """Return thought, action and action input of an assistant message."""
     if message.tool_calls:
-        thought = "\n".join(filter(None, (message.reasoning, message.content)))
         call = message.tool_calls[0]
-        return {"thought": thought, "action": call.name, "action_input": json.loads(call.arguments)}
+        return {"thought": message.content, "action": call.name, "action_input": json.loads(call.arguments)}
     markers = list(_ACTION.finditer(message.content))
     before = message.content[: markers[-1].start()] if markers else message.content
     thought = before.removeprefix("Thought:").strip()
     if not markers and not before.startswith("Thought:"):
-        return {"thought": message.reasoning or "", "action": ANSWER, "action_input": message.content}
-    thought = "\n".join(filter(None, (message.reasoning, thought)))
+        return {"thought": "", "action": ANSWER, "action_input": message.content}
     text = message.content[markers[-1].end() :] if markers else ""
     if markers and markers[-1][1] == ANSWER:
         return {"thought": thought, "action": ANSWER, "action_input": text}
