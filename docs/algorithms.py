@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.generated import Generated, one_line, table
+from flows.advice.needs import algorithm_needs, passes
 from flows.experiment.compose import compose
 from flows.experiment.config_loader import CONF
 from flows.terminal.help import describe
@@ -62,9 +63,21 @@ def variants() -> str:
     return table(heads, rows)
 
 
+def needs() -> str:
+    """Return the table of what each algorithm needs besides the policy, and of its passes over each trained token."""
+    rows = []
+    for path in files():
+        algorithm = spec(path)
+        needed = ["yes" if value else "" for value in algorithm_needs(algorithm).values()]
+        rows.append([f"`{path.stem}`", *needed, *map(str, passes(algorithm))])
+    heads = ["`algorithm=`", *algorithm_needs(algorithm), "passes forward and backward", "passes forward only"]
+    return table(heads, rows)
+
+
 PAGES = [
     Generated("reference/algorithms.md", "algorithms", overview),
     Generated("reference/algorithms.md", "variants", variants),
+    Generated("reference/algorithms.md", "needs", needs),
 ]
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ r"""`python -m flows.advise`: method and command for what you have.
     python -m flows.advise --environment retail                         an environment that reports success
     python -m flows.advise --environment movie --success no --judge yes
     python -m flows.advise --data preferences.jsonl                     a file, whose content is recognized
-    python -m flows.advise --preferences 5000 --pairs --json
+    python -m flows.advise --preferences 5000 --pairs --goal simple --json
 
-The answer is a method, the reason, and a command, which is composed and validated before it is printed. Further
+The answer is a method, the reason, a command, which is composed and validated before it is printed, and what the method
+needs and costs, which follows from the declarations of the algorithm and of the stages that the command runs. Further
 overrides (`key=value`) become part of the command: values that an environment needs, such as `environment.url=URL`.
 `flows.advice.rules` has the decision rules as a table.
 """
@@ -37,6 +38,7 @@ QUESTIONS = {
     "sparse": ("Are its episodes long, and successes rare? (no)", str),
     "slow": ("Does collecting episodes take as long as training? (no)", str),
     "judge": ("Language model as a judge: yes, no, or PROVIDER/MODEL (no)", str),
+    "goal": ("What matters most: simple, regularized, reasoning or self-improvement (none)", str),
     "teacher": ("Larger model to learn from: name or folder (none)", str),
     "compute": ("Compute: cpu, gpu or cluster (cpu)", str),
     "tight": ("Does the model hardly fit the GPU memory? (no)", str),
@@ -87,6 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slow", choices=["yes", "no"], help="whether collecting takes as long as training")
     parser.add_argument("--judge", metavar="yes|no", help="whether a language model can judge; or PROVIDER/MODEL")
     parser.add_argument("--teacher", metavar="MODEL", help="larger model to learn from: name on the hub, or folder")
+    parser.add_argument(
+        "--goal",
+        choices=["simple", "regularized", "reasoning", "self-improvement"],
+        help="what matters most: fewest models and settings, a bounded distance from the reference policy, rewards of "
+        "single steps, or learning from the policy's own selected attempts",
+    )
     parser.add_argument("--compute", choices=["cpu", "gpu", "cluster"], help="machines (default: cpu)")
     parser.add_argument("--tight", choices=["yes", "no"], help="whether the model hardly fits the GPU memory")
     parser.add_argument(
@@ -146,7 +154,20 @@ def _ask() -> dict[str, Any]:
 
 def _shown(advice: Advice) -> str:
     lines = [f"method:  {advice.method}", f"reason:  {advice.reason}", f"command: {advice.command}"]
+    needs = ", ".join(f"{name} ({value})" for name, value in advice.needs.items() if value is not None)
+    unneeded = ", ".join(name for name, value in advice.needs.items() if value is None)
+    lines.append(f"needs:   {needs or 'nothing besides the policy'}; not {unneeded}")
+    lines.append(f"costs:   {_costs(advice)}")
     return "\n".join([*lines, *(f"note:    {note}" for note in advice.notes)])
+
+
+def _costs(advice: Advice) -> str:
+    costs = advice.costs
+    parts = [f"up to {costs['episodes']:,} episodes, {costs['trainings']} trainings"] * ("episodes" in costs)
+    if "gradient passes" in costs:
+        passes = f"{costs['gradient passes']} forward and backward, {costs['forward passes']} forward only"
+        parts.append(f"passes over each token that trains the policy: {passes}")
+    return "; ".join(parts)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ class Advice:
     reason: str
     command: str
     """Command that trains with the method; it is valid as it stands."""
+    needs: Mapping[str, str | None]
+    """Needs besides the policy, by name; None for what the method does not need."""
+    costs: Mapping[str, int]
+    """Costs, by name (`flows.advice.needs.requirements`)."""
     notes: Sequence[str] = ()
     overrides: Sequence[str] = field(default=(), repr=False)
 
@@ -33,6 +37,8 @@ class Advice:
             "method": self.method,
             "reason": self.reason,
             "command": self.command,
+            "needs": dict(self.needs),
+            "costs": dict(self.costs),
             "notes": list(self.notes),
             "overrides": list(self.overrides),
         }
@@ -56,13 +62,14 @@ def advise(situation: Situation, overrides: Sequence[str] = (), config_dir: str 
         lines = lines if servers(overrides) else [*lines, SERVER]
     elif situation.environment == "mcp" and not tasks:
         preparation, lines = with_generated_tasks(lines)
-    _check(lines, config_dir)
+    needs, costs = _checked(lines, config_dir)
     warm = "warmup=none" not in lines
     sentences = [rule.reason, *([rule.warmup_reason] if warm and rule.warmup_reason else [])]
     reason = " ".join([*sentences, *(addition.reason for addition in additions)])
     words = ["python", "-m", "flows.run", *lines, *(["--config-dir", config_dir] if config_dir else [])]
     command = shlex.join(words) if preparation is None else f"{shlex.join(preparation)} && {shlex.join(words)}"
-    return Advice(rule.method if warm else rule.without_warmup, reason, command, _notes(situation, rule, lines), lines)
+    method = rule.method if warm else rule.without_warmup
+    return Advice(method, reason, command, needs, costs, _notes(situation, rule, lines), lines)
 
 
 def _looked_up(situation: Situation, overrides: Sequence[str], config_dir: str | None) -> Situation:
@@ -94,7 +101,7 @@ def _named(rule: MethodRule, situation: Situation) -> list[str]:
     if any(line.startswith("+experiment=") for line in lines):
         return lines
     method = rule.without_warmup if "warmup=none" in lines else rule.method
-    return [f"name={'-'.join(re.findall('[a-z]+', method.lower()))}", *lines]
+    return [f"name={'-'.join(re.findall('[a-z0-9]+', method.lower()))}", *lines]
 
 
 def _tasks(situation: Situation) -> list[str]:
@@ -106,19 +113,21 @@ def _tasks(situation: Situation) -> list[str]:
     return [path, f"environment.prompt={prompt}", f"environment.answer={answer}"]
 
 
-def _check(lines: Sequence[str], config_dir: str | None) -> None:
-    """Raise SpecError if the command is not valid, with the remedy for a value that only the user knows. The file of
-    tasks that the command generates is represented by another one."""
+def _checked(lines: Sequence[str], config_dir: str | None) -> tuple[dict[str, str | None], dict[str, int]]:
+    """Return needs and costs of the command. Raises SpecError if it is not valid, with the remedy for a value that only
+    the user knows. Files that do not exist yet are represented by examples."""
+    from flows.advice.needs import requirements
     from flows.experiment.compose import check
 
     try:
         with tempfile.TemporaryDirectory() as folder:
-            example = Path(folder) / TASKS
-            tasks = [{"task": f"Task {number}", "criteria": "done"} for number in range(GENERATED)]
-            example.write_text(json.dumps(tasks))
-            generated = f"environment.scenarios={TASKS}"
-            composed = [f"environment.scenarios={example}" if line == generated else line for line in lines]
-            check(composed, config_dir=config_dir, named=True)
+            tasks, rows = Path(folder) / TASKS, Path(folder) / "rows.jsonl"
+            tasks.write_text(json.dumps([{"task": f"Task {n}", "criteria": "done"} for n in range(GENERATED)]))
+            rows.write_text("".join(f'{{"prompt": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(GENERATED)))
+            examples = {TASKS: str(tasks), FILE: str(rows)}
+            split = [line.partition("=") for line in lines]
+            composed = [f"{key}{equals}{examples.get(value, value)}" for key, equals, value in split]
+            return requirements(check(composed, config_dir=config_dir, named=True)[0])
     except SpecError as error:
         raise SpecError([_with_remedy(problem) for problem in error.problems]) from None
 
@@ -138,14 +147,8 @@ def _nothing_to_learn_from(situation: Situation) -> Problem:
             f"{situation.environment} reports no success, and there is no judge; expected --judge yes, --success yes, "
             "or demonstrations or preferences",
         )
-    if situation.teacher is not None or situation.judge is not None:
-        return Problem(
-            "--environment", "none: a teacher or a judge needs episodes; expected --environment NAME, or --labels N"
-        )
     return Problem(
-        "--labels",
-        "0: there is nothing to learn from; expected demonstrations (--labels N), preferences (--preferences N), or an "
-        "environment (--environment NAME)",
+        "--environment", "none: a teacher or a judge needs episodes; expected --environment NAME, or --labels N"
     )
 
 
@@ -154,9 +157,19 @@ def _notes(situation: Situation, rule: MethodRule, lines: Sequence[str]) -> list
     notes = []
     if f"data.path={FILE}" in lines:
         notes.append(f"replace {FILE} by your data, or give it as --data FILE to have its content recognized")
-    if not rule.rounds and situation.environment is None:
+    if f"environment.path={FILE}" in lines:
+        notes.append(f"replace {FILE} by some questions with the columns prompt and answer")
+        notes.append("environment.system=TEXT holds the instructions and the solved examples")
+        notes.append("inference=litellm inference.model=PROVIDER/MODEL prompts a larger model of a provider")
+    elif not rule.rounds and situation.environment is None:
         notes.append("environment=NAME adds held-out success in an environment that tests what you train for")
     amounts = {"demonstrations": situation.labels, "preferences": situation.preferences}
+    if situation.labels and not rule.rounds and situation.preferred:
+        notes.append("imitate your demonstrations first (+experiment=sft), and start from that run: fork=sft")
+    if rule.method == "SFT + R3" and not situation.restores:
+        notes.append(
+            "the environment cannot save its state, so continuations replay actions: it must repeat its results"
+        )
     for name, amount in amounts.items():
         if 0 < amount < FEW and not rule.rounds:
             notes.append(f"{amount} {name} are few; expect overfitting below {FEW}")

@@ -75,7 +75,68 @@ def _author(situation: Situation) -> list[str]:
     return ["+experiment=mcp_rl", *address, f"flow.author.model={model}"]
 
 
+def _self_judged(situation: Situation) -> list[str]:
+    """Return the reward of an environment without success: a critic, which is the judge or the policy itself."""
+    if situation.success:
+        return []
+    if situation.judge is None:
+        return ["reward=critic", "judge_model@reward.model=policy"]
+    return ["reward=critic", *_judged(situation)[1:]]
+
+
+def _imitates_successes(situation: Situation) -> bool:
+    """Return True if AgentEvol fits: it is wanted for its simplicity, or the environment is one of AgentGym or several
+    in one."""
+    several = situation.environment in ("agentgym", "mixture") and situation.teacher is None and not situation.sparse
+    return situation.environment is not None and situation.success and (situation.goal == "simple" or several)
+
+
 RULES = (
+    MethodRule(
+        "SFT + R3",
+        "an environment that reports success, and rewards of single steps: wanted, or needed as success is rare",
+        lambda it: it.goal == "reasoning" or (it.environment is not None and it.success and it.sparse and it.restores),
+        "A process reward model learns from continuations how promising each turn is, so that every turn is rewarded "
+        "beside the outcome. A KL penalty keeps the policy near the one that the model was trained on.",
+        lambda it: [
+            "algorithm=rloo",
+            "algorithm.kl_coefficient=0.01",
+            "reward_model=process",
+            "reward_model.weight=0.1",
+            *([] if it.slow else ["reward_model.every=2"]),
+            "reward_model.continuations=2",
+            "reward_model.algorithm.heads.overall=0.0",
+            "+reward_model.algorithm.heads.continued=1.0",
+        ],
+        warms_up=True,
+    ),
+    MethodRule(
+        "SFT + self-evolution",
+        "an environment, and a policy that is to improve by its own attempts",
+        lambda it: it.goal == "self-improvement",
+        "In each generation the policy attempts tasks, the attempts are evaluated, and it imitates those that are "
+        "selected in the last generations.",
+        lambda it: ["flow=self_evolve", *_self_judged(it)],
+        warms_up=True,
+    ),
+    MethodRule(
+        "IPO",
+        "comparisons, and a bounded distance from the reference policy",
+        lambda it: it.goal == "regularized",
+        "IPO stops at a margin of fixed size, so preferences without noise do not drive the policy ever further from "
+        "the reference, as DPO's logistic loss does.",
+        _offline("ipo"),
+        rounds=False,
+    ),
+    MethodRule(
+        "SFT + AgentEvol",
+        "an environment of AgentGym, several environments, or one whose successes are simply to be imitated",
+        _imitates_successes,
+        "AgentEvol explores with the current policy and trains on the union of the demonstrations and all successes so "
+        "far, by imitation alone.",
+        lambda it: ["flow=agent_evol", "filter=agent_evol", "algorithm=sft"],
+        warms_up=True,
+    ),
     MethodRule(
         "MCP RL",
         "an MCP server whose tools are all there is",
@@ -104,21 +165,6 @@ RULES = (
         warms_up=True,
     ),
     MethodRule(
-        "process reward + RL",
-        "an environment that reports success and can continue from any turn, with long episodes that rarely succeed",
-        lambda it: it.environment is not None and it.success and it.sparse and it.restores,
-        "With rare success, most groups of episodes have no signal. A process reward model learns from continuations "
-        "how promising each turn is, so that every turn is rewarded.",
-        lambda it: [
-            "algorithm=grpo",
-            "reward_model=process",
-            "reward_model.continuations=2",
-            "reward_model.algorithm.heads.overall=0.0",
-            "+reward_model.algorithm.heads.continued=1.0",
-        ],
-        warms_up=True,
-    ),
-    MethodRule(
         "SFT + GRPO",
         "an environment that reports success",
         lambda it: it.environment is not None and it.success,
@@ -136,6 +182,15 @@ RULES = (
         "judge needs no absolute scale and no hand-written reward.",
         lambda it: ["algorithm=grpo", *_judged(it)],
         warms_up=True,
+    ),
+    MethodRule(
+        "ORPO",
+        "comparisons, and fewest models and settings",
+        lambda it: it.goal == "simple" and it.compared,
+        "ORPO adds an odds ratio to the likelihood of the better answer, so imitation and preference are one training "
+        "without a reference policy.",
+        _offline("orpo"),
+        rounds=False,
     ),
     MethodRule(
         "DPO on rankings",
@@ -168,6 +223,23 @@ RULES = (
         lambda it: it.labels > 0,
         "Demonstrations show what to do and nothing says what to avoid, so imitation is what they allow.",
         _offline("sft"),
+        rounds=False,
+    ),
+    MethodRule(
+        "few-shot prompting",
+        "neither data nor an environment",
+        lambda it: not (it.labels or it.preferred or it.environment or it.teacher or it.judge),
+        "There is nothing to learn from, so instructions and a few solved examples in the prompt are what can change "
+        "the model's answers. The run measures them on questions of your own.",
+        lambda it: [
+            "environment=dataset",
+            f"environment.path={FILE}",
+            "environment.prompt=prompt",
+            "environment.answer=answer",
+            "environment.heldout_share=0.9",
+            "rounds=0",
+            "warmup=none",
+        ],
         rounds=False,
     ),
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from components.errors import Problem, SpecError
 
 Form = Literal["pairs", "thumbs", "ranked"]
 """Form of preferences: a better and a worse answer, one answer marked good or bad, or several answers in order."""
+Goal = Literal["simple", "regularized", "reasoning", "self-improvement"]
+"""Property of a method that matters most: fewest models and settings, bounded distance from the reference policy,
+rewards of single steps, or learning from the policy's own selected attempts."""
 PREFERENCES: dict[str, Form] = {"preference": "pairs", "thumbs": "thumbs", "ranking": "ranked"}
 """Forms of preferences, by the form of the data."""
 DEMONSTRATIONS = ("messages", "sharegpt", "agenttraj", "prompt_completion", "steps", "trajectories")
@@ -41,6 +44,7 @@ class Situation:
     """True if collecting episodes takes about as long as training on them."""
     tight: bool = False
     """True if the model hardly fits the GPU memory."""
+    goal: Goal | None = None
     compute: Literal["cpu", "gpu", "cluster"] = "cpu"
     data: str | None = None
     """File with the demonstrations, the preferences, or prompts and their answers."""
@@ -59,6 +63,11 @@ class Situation:
         """True if there are preferences."""
         return self.preferences > 0
 
+    @property
+    def compared(self) -> bool:
+        """True if preferences compare answers with each other."""
+        return self.form in ("pairs", "ranked")
+
     def problems(self) -> list[Problem]:
         """Return the contradictions."""
         problems = []
@@ -71,6 +80,20 @@ class Situation:
             problems.append(Problem(f"--{self.form}", "needs the number of preferences; expected --preferences N"))
         if self.sparse and self.environment is None:
             problems.append(Problem("--sparse", "is about an environment; expected --environment NAME"))
+        if self.goal is not None and self.goal not in get_args(Goal):
+            problems.append(Problem("--goal", f"is {self.goal!r}; expected one of {', '.join(get_args(Goal))}"))
+        if self.goal == "regularized" and not self.compared:
+            problems.append(
+                Problem(
+                    "--goal", "regularized: IPO learns from comparisons; expected --preferences N --pairs or --ranked"
+                )
+            )
+        if self.goal == "reasoning" and (self.environment is None or not self.success):
+            text = "reasoning: R3 labels a step by the success of continuations from it"
+            problems.append(Problem("--goal", f"{text}; expected --environment NAME --success yes"))
+        if self.goal == "self-improvement" and self.environment is None:
+            text = "self-improvement: the policy attempts the tasks of an environment; expected --environment NAME"
+            problems.append(Problem("--goal", text))
         return problems
 
 
