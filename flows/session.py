@@ -33,7 +33,6 @@ from flows.recipes.run import Run
 from flows.recipes.stage_calls import Prune
 from flows.release import approval, deployment
 from flows.stages.base import Context, StageRunner
-from flows.terminal.arguments import CODE
 from flows.terminal.overrides import mask_overrides
 
 if TYPE_CHECKING:
@@ -223,7 +222,10 @@ def _open_services(checked: _Checked, terminal: _Terminal, stack: ExitStack, *, 
     interruption.last_words.append(lambda: tracker.finish("KILLED"))
     records = Records(checked.root)
     dead = tracking.close_dead(records, tracker, spec.tracking.uri)
-    record = stack.enter_context(recording(checked.root, _record(checked, tracker.run_id)))
+    starting = tracking.new_record(
+        spec, checked.overrides, tracker.run_id, sweep=checked.sweep, forked=checked.starting_point.checkpoints
+    )
+    record = stack.enter_context(recording(checked.root, starting))
     task_runners = TaskRunners()
     stack.callback(task_runners.close)
     execution = Execution(spec, checked.context, terminal.console, tracker, terminal.log, record, task_runners.submit)
@@ -232,25 +234,6 @@ def _open_services(checked: _Checked, terminal: _Terminal, stack: ExitStack, *, 
         stack.enter_context(execution.notifier.watching())
     logger.info("MLflow run %s", tracker.run_id)
     return _Services(prefect, tracker, records, dead, execution)
-
-
-def _record(checked: _Checked, run_id: str) -> RunRecord:
-    """Return the record of the run at its start."""
-    from components.tracking.provenance import git_commit, package_versions
-
-    spec = checked.spec
-    return RunRecord(
-        run_id,
-        spec.name,
-        spec.seed,
-        time.time(),
-        spec=spec.model_dump(mode="json", by_alias=True),
-        overrides=checked.overrides,
-        sweep=checked.sweep,
-        git_commit=git_commit(CODE),
-        packages=package_versions(),
-        forked=checked.starting_point.checkpoints,
-    )
 
 
 def _execute(

@@ -16,8 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,31 +24,31 @@ from flows.terminal.arguments import refuse_root_option
 from flows.terminal.exit_codes import with_exit_codes
 
 if TYPE_CHECKING:
-    from components.inference.server import AppServer, ListenOptions
+    from components.inference.server import ListenOptions
     from flows.experiment.spec import ExperimentSpec
 
 PORT = 8050
 KEY_PREFIX = "tml-"
 """Beginning of the keys that the client's package accepts."""
-FOLDER = "train_service"
-"""Folder of the service below the root."""
 
 
-@contextmanager
-def serving(spec: ExperimentSpec, listen: ListenOptions, name: str | None = None) -> Iterator[AppServer]:
-    """Serve the model of an experiment within the block. name: another name by which clients may ask for it. Raises
-    SpecError and ResourceError."""
+def serve(spec: ExperimentSpec, listen: ListenOptions, options: argparse.Namespace) -> None:
+    """Serve the model of an experiment until interrupted. Raises SpecError and ResourceError."""
     from components.artifacts import lock_file
-    from components.errors import ResourceError, SpecError
+    from components.errors import SpecError
     from components.inference.access import check_key
     from components.inference.server import AppServer
     from components.inference.transformers.engine import TransformersEngine
     from components.models.untied import untied
     from components.models.weights import CACHE, prepare
+    from components.tracking.store import check as check_tracking
+    from components.tracking.store import local_uri
     from flows.train_service.app import create_app
+    from flows.train_service.retention import FOLDER, LOCK
+    from flows.train_service.runs import ModelRuns
     from flows.train_service.sampler import Sampler
     from flows.train_service.service import ServedBase, Service
-    from flows.train_service.trainer import AdapterTrainer, check
+    from flows.train_service.trainer import AdapterTrainer
 
     for stage in ("train", "collect"):
         if (place := spec.compute.placement(stage)) != "local":
@@ -58,26 +57,31 @@ def serving(spec: ExperimentSpec, listen: ListenOptions, name: str | None = None
     if not spec.inference.in_process:
         text = f"{spec.inference.name}: the service samples in its own process; expected embedded"
         raise SpecError.at("inference.name", text)
-    check_key(listen.host, listen.key)
-    if listen.key is not None and not listen.key.startswith(KEY_PREFIX):
-        raise ResourceError(f"ESPALIER_SERVER_KEY: clients of this API accept keys that begin with {KEY_PREFIX!r} only")
+    check_key(listen.host, listen.key, KEY_PREFIX)
     model = spec.resolve_dtypes(spec.model, "train")
-    check(model)
+    if model.dtype == "float16":
+        text = "float16: gradients of clients would underflow; expected float32 or bfloat16"
+        raise SpecError.at("model.dtype", text)
     root = Path(spec.root)
+    check_tracking(spec.tracking.uri or local_uri(root))
     folder = root / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a+") as lock:
+    with open(folder / LOCK, "a+") as lock, ModelRuns(spec, options.overrides) as runs:
         lock_file(lock, f"the training service below {root}", 5.0, lambda _: None)
         plain = prepare(model, root / CACHE)
         base_dir = untied(plain, model, root / CACHE)
         engine = TransformersEngine(base_dir, max_length=model.max_length, dtype=model.dtype, device=model.device)
         try:
             hub = model.source == "hub" and not Path(model.name).is_dir()
-            names = tuple(dict.fromkeys((*([name] if name else []), model.name, str(plain.resolve()))))
+            own = [options.name] if options.name else []
+            names = tuple(dict.fromkeys((*own, model.name, str(plain.resolve()))))
             service_place = ServedBase(names, model.name if hub else str(plain.resolve()), folder)
-            service = Service(service_place, AdapterTrainer(base_dir, model, folder / "states"), Sampler(engine))
+            service = Service(service_place, AdapterTrainer(base_dir, model, folder / "states"), Sampler(engine), runs)
             with AppServer(create_app(service), listen) as server:
-                yield server
+                address = {"model": names[0], "url": server.root_url, "root": spec.root}
+                text = f"serves {names[0]} for training at {server.root_url} (Ctrl-C stops); results are below {root}"
+                print(json.dumps(address) if options.json else text, flush=True)
+                server.wait()
         finally:
             engine.close()
 
@@ -113,12 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     listen = ListenOptions(
         options.host, options.port, key=key_from_environment(), allowed_hosts=tuple(options.allowed_hosts)
     )
-    with serving(spec, listen, options.name) as server:
-        name = options.name or spec.model.name
-        address = {"model": name, "url": server.root_url, "root": spec.root}
-        text = f"serves {name} for training at {server.root_url} (Ctrl-C stops); results are below {spec.root}"
-        print(json.dumps(address) if options.json else text, flush=True)
-        server.wait()
+    serve(spec, listen, options)
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -37,19 +38,21 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_key(host: str, key: str | None) -> None:
-    """Raise ResourceError if a server on `host` requires an API key and has none, or an invalid one."""
+def check_key(host: str, key: str | None, prefix: str = "") -> None:
+    """Raise ResourceError if a server on `host` requires an API key and has none, or an invalid one. prefix: beginning
+    of the keys that its clients accept."""
+    length = f"at least {SHORTEST_KEY} printable ASCII characters without spaces"
+    length += f", which begin with {prefix}" if prefix else ""
     if key is None:
         if not is_loopback(host):
             raise ResourceError(
                 f"--host {host}: an address that other machines can reach requires an API key. Set the environment "
-                f"variable {SERVER_KEY_VARIABLE} to a secret of at least {SHORTEST_KEY} characters, or use "
-                "--host 127.0.0.1"
+                f"variable {SERVER_KEY_VARIABLE} to a secret of {length}, or use --host 127.0.0.1"
             )
-    elif len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+    elif len(key) < SHORTEST_KEY or not key.startswith(prefix) or not re.fullmatch("[!-~]*", key):
         raise ResourceError(
-            f"{SERVER_KEY_VARIABLE}: expected at least {SHORTEST_KEY} printable ASCII characters without spaces, got "
-            f'{len(key)} characters. Generate one: python -c "import secrets; print(secrets.token_urlsafe(32))"'
+            f"{SERVER_KEY_VARIABLE}: expected {length}; got {len(key)} characters. Generate one: "
+            f"python -c \"import secrets; print('{prefix}' + secrets.token_urlsafe(32))\""
         )
 
 

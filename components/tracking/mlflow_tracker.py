@@ -67,11 +67,13 @@ class Tracker:
         parent_run_id: str | None = None,
         tags: Mapping[str, str] | None = None,
         run_name: str | None = None,
+        resumed: str = "",
     ) -> Self:
         """Open the store (created on first use), find or create the MLflow experiment and start a run in it.
 
         `name` is the experiment's own name; `parent_run_id` makes the run a child, for sweeps and for stages placed
-        elsewhere. Raises ResourceError if the store cannot be used, SpecError if the experiment was deleted.
+        elsewhere; `resumed` is the id of an earlier run to continue. Raises ResourceError if the store cannot be
+        used, SpecError if the experiment was deleted.
         """
         root = Path(root).absolute()
         uri = spec.resolved_uri() or store.local_uri(root)
@@ -81,14 +83,18 @@ class Tracker:
 
         try:
             experiment_id = _experiment(client, spec.experiment or name, artifacts)
-            run = client.create_run(
-                experiment_id,
-                run_name=mask_text(run_name or "") or f"{name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
-                tags={
-                    "mlflow.source.name": "espalier",
-                    **({"mlflow.parentRunId": parent_run_id} if parent_run_id else {}),
-                    **{key: mask_text(value) for key, value in (tags or {}).items()},
-                },
+            run = (
+                client.get_run(resumed)
+                if resumed
+                else client.create_run(
+                    experiment_id,
+                    run_name=mask_text(run_name or "") or f"{name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
+                    tags={
+                        "mlflow.source.name": "espalier",
+                        **({"mlflow.parentRunId": parent_run_id} if parent_run_id else {}),
+                        **{key: mask_text(value) for key, value in (tags or {}).items()},
+                    },
+                )
             )
         except MlflowException as error:
             raise ResourceError(mask_text(f"The MLflow store at {uri} cannot be used: {error}")) from error

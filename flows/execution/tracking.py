@@ -5,17 +5,18 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.artifacts import lock_file
 from components.errors import ResourceError
 from components.redaction import mask_text
 from flows.experiment.spec import ExperimentSpec
-from flows.history.records import Records, RunRecord
+from flows.history.records import Records, RecordWriter, RunRecord, recording
 from flows.terminal.arguments import CODE
 
 if TYPE_CHECKING:
@@ -34,9 +35,44 @@ PARENT_LIMIT = 120.0
 
 
 @contextmanager
-def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> Iterator[Tracker]:
+def recorded(
+    spec: ExperimentSpec, overrides: Sequence[str], resumed: str = ""
+) -> Iterator[tuple[Tracker, RecordWriter]]:
+    """Open the MLflow run and the record of a run without Prefect. resumed: id of an earlier run to continue."""
+    records = Records(spec.root)
+    with track(spec, overrides, None, resumed) as tracker:
+        if resumed:
+            record = records.get(resumed)
+            record.status, record.ended = "RUNNING", None
+        else:
+            close_dead(records, tracker, spec.tracking.uri)
+            record = new_record(spec, overrides, tracker.run_id)
+        with recording(Path(spec.root), record) as writer:
+            yield tracker, writer
+
+
+def new_record(spec: ExperimentSpec, overrides: Sequence[str], run_id: str, **fields: Any) -> RunRecord:
+    """Return the record of a run at its start. fields: further ones of the record."""
+    from components.tracking.provenance import git_commit, package_versions
+
+    return RunRecord(
+        run_id,
+        spec.name,
+        spec.seed,
+        time.time(),
+        spec=spec.model_dump(mode="json", by_alias=True),
+        overrides=list(overrides),
+        git_commit=git_commit(CODE),
+        packages=package_versions(),
+        **fields,
+    )
+
+
+@contextmanager
+def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None, resumed: str = "") -> Iterator[Tracker]:
     """Open the MLflow run with its config, versions and git commit. It ends as FINISHED, FAILED, or KILLED after
-    Ctrl-C. A run of a sweep is a child of the sweep's run, which the first run of the sweep creates."""
+    Ctrl-C. A run of a sweep is a child of the sweep's run, which the first run of the sweep creates. resumed: id of an
+    earlier run to continue."""
     from components.tracking.mlflow_tracker import Tracker
     from components.tracking.provenance import git_commit, package_versions
 
@@ -44,13 +80,19 @@ def track(spec: ExperimentSpec, overrides: Sequence[str], sweep: str | None) -> 
     parent = parent_run(root, spec, sweep) if sweep else None
     tags = {"seed": str(spec.seed), OWNER: owner(root, spec), **({"sweep": sweep} if sweep else {})}
     name = " ".join(overrides) if sweep and overrides else None
-    with Tracker.open(root, spec.tracking, spec.name, parent_run_id=parent, tags=tags, run_name=name) as tracker:
-        tracker.log_config(
-            spec.model_dump(mode="json", by_alias=True),
-            overrides,
-            versions=package_versions(),
-            git_commit=git_commit(CODE),
-        )
+    with Tracker.open(
+        root, spec.tracking, spec.name, parent_run_id=parent, tags=tags, run_name=name, resumed=resumed
+    ) as tracker:
+        if resumed:
+            tracker.client.update_run(resumed, "RUNNING")
+            tracker.set_tags(tags)
+        else:
+            tracker.log_config(
+                spec.model_dump(mode="json", by_alias=True),
+                overrides,
+                versions=package_versions(),
+                git_commit=git_commit(CODE),
+            )
         status = "FAILED"
         try:
             yield tracker

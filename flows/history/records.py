@@ -345,7 +345,7 @@ def recording(root: Path, run: RunRecord) -> Iterator[RecordWriter]:
         status = "FAILED"
         try:
             yield writer
-            status = "PRUNED" if run.result and run.result["pruned"] else "FINISHED"
+            status = "PRUNED" if run.result and run.result.get("pruned") else "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
             raise

@@ -23,10 +23,8 @@ from components.artifacts import Artifact
 from components.rollout.program import PROGRAM, RolloutProgram
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.spec import ExperimentSpec
-from flows.history.records import Records, RunRecord, recording
 from flows.recipes.outcome import RunOutcome
 from flows.stages.base import Context, Request
-from flows.terminal.arguments import CODE
 
 if TYPE_CHECKING:
     from flows.execution.executor import Execution
@@ -83,7 +81,6 @@ class LoopRun:
         """Return the execution of the run's stages; the first call opens the run."""
         if self._execution is not None:
             return self._execution
-        from components.tracking.provenance import git_commit, package_versions
         from flows.execution import tracking
         from flows.execution.executor import Execution
         from flows.terminal.console import Console, hush
@@ -91,19 +88,7 @@ class LoopRun:
         hush()
         self._started, root = time.monotonic(), Path(self.spec.root)
         with ExitStack() as stack:
-            tracker = stack.enter_context(tracking.track(self.spec, self._overrides, None))
-            tracking.close_dead(Records(root), tracker, self.spec.tracking.uri)
-            record = RunRecord(
-                tracker.run_id,
-                self.spec.name,
-                self.spec.seed,
-                time.time(),
-                spec=self.spec.model_dump(mode="json", by_alias=True),
-                overrides=self._overrides,
-                git_commit=git_commit(CODE),
-                packages=package_versions(),
-            )
-            writer = stack.enter_context(recording(root, record))
+            tracker, writer = stack.enter_context(tracking.recorded(self.spec, self._overrides))
             log = root / "logs" / f"{self.spec.name}-{tracker.run_id[:8]}.log"
             self._execution = Execution(self.spec, self.context, Console(), tracker, log, writer)
             stack.callback(self._execution.close)

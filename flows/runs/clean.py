@@ -5,6 +5,8 @@ an artifact. The command lists everything else with the reason and the size:
 
 - artifacts that no run needs;
 - damaged artifacts, drafts of dead processes, partial results of stages that have finished since;
+- states, requests and checkpoints of the training service that no client needs (`flows.train_service.retention`),
+  unless the service is running;
 - with `--intermediate`: intermediate checkpoints of finished runs. A run always keeps its latest checkpoint, the one
   selected as its final policy, and its best ones: for each metric that it tracks (held-out evaluations of the rounds
   included), the checkpoints with the lowest and the highest value. If a later run needs a deleted checkpoint, it
@@ -41,6 +43,7 @@ from flows.stages.judge import ANSWERS
 from flows.stages.shard import SHARD
 from flows.terminal.arguments import RootParser
 from flows.terminal.exit_codes import print_message
+from flows.train_service.retention import FOLDER, LOCK, unneeded
 
 KEY_LENGTH = 64
 """Characters of a stage key (sha256, hex)."""
@@ -85,7 +88,7 @@ class Cleaner:
     def deletable(self, *, intermediate: bool = False, answers: bool = False) -> list[DeletableEntry]:
         """Return everything that can be deleted, largest first. Raises ResourceError if `answers` is set while a run is
         running."""
-        deletable = [*self._unneeded(), *self._debris()]
+        deletable = [*self._unneeded(), *self._debris(), *self._of_clients()]
         deletable += [*self._intermediate()] if intermediate else []
         deletable += [*self._answers()] if answers else []
         return sorted(deletable, key=lambda item: (-item.bytes, item.path))
@@ -131,7 +134,7 @@ class Cleaner:
             self.retention.forget(self.retention.holders_of(_keys(deletable)))
         for item in deletable:
             path = Path(item.path)
-            with _unused(self.store, path.name) as free:
+            with _unused(self._lock(path)) as free:
                 if not free:
                     continue
                 if len(path.name) == KEY_LENGTH and path.parent == self.store.root:
@@ -140,7 +143,7 @@ class Cleaner:
                     shutil.rmtree(trash, ignore_errors=True)
                     path.rename(trash)  # atomic: a partially deleted artifact must not be visible in the store
                     path = trash
-                shutil.rmtree(path)
+                path.unlink() if path.is_file() else shutil.rmtree(path)
                 deleted.append(item)
         for run in self.forgotten:
             self.records.forget(run)
@@ -188,7 +191,7 @@ class Cleaner:
                 str(path), "damaged artifact", "does not match its manifest; was moved away", _size(path)
             )
         for path in (self.store.root / ".drafts").glob("*"):
-            with _unused(self.store, path.name.partition(".")[0]) as free:
+            with _unused(self.store.root / ".locks" / path.name.partition(".")[0]) as free:
                 if free:
                     why = "its process is dead; finished episodes and steps are stored elsewhere"
                     yield DeletableEntry(str(path), "draft", why, _size(path))
@@ -197,6 +200,21 @@ class Cleaner:
                 yield DeletableEntry(str(path), "unfinished work", "the stage has finished since", _size(path))
         for path in self.root.glob(".again-*"):
             yield DeletableEntry(str(path), "repeated stage", "its process is dead", _size(path))
+
+    def _of_clients(self) -> Iterator[DeletableEntry]:
+        folder = self.root / FOLDER
+        with _unused(folder / LOCK) as free:
+            if not free:
+                print_message(f"{folder} is in use by the training service; stop it to clean, its clients wait for it")
+                return
+            for item in unneeded(folder, {run.id for run in self.runs}):
+                yield DeletableEntry(str(item.path), item.kind, item.why, _size(item.path))
+
+    def _lock(self, path: Path) -> Path:
+        """Return the lock file of the process that may use a file or folder."""
+        if path.is_relative_to(self.root / FOLDER):
+            return self.root / FOLDER / LOCK
+        return self.store.root / ".locks" / path.name
 
     def _answers(self) -> Iterator[DeletableEntry]:
         folder = self.root / ANSWERS
@@ -262,10 +280,10 @@ def _policies(inputs: dict[str, str], kind: str) -> list[str]:
 
 
 class _unused:
-    """Non-blocking lock on a key: True if no process holds it. Inside the block the key stays locked."""
+    """Non-blocking lock on a file: True if no process holds it. Inside the block it stays locked."""
 
-    def __init__(self, store: Store, key: str):
-        self._path = store.root / ".locks" / key
+    def __init__(self, path: Path):
+        self._path = path
 
     def __enter__(self) -> bool:
         self._file = open(self._path) if self._path.exists() else None
@@ -292,7 +310,7 @@ def _keys(deletable: Iterable[DeletableEntry]) -> set[str]:
 
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -322,7 +340,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.forget_champion and not (options.forget or options.keys):
         parser.error("--forget-champion requires --forget RUN or KEY")
     try:
-        if not (options.root / "artifacts").is_dir():
+        if not any((options.root / name).is_dir() for name in ("artifacts", FOLDER)):
             raise ResourceError(f"root={options.root}: no artifacts there; expected the folder of your runs, root=DIR")
         cleaner = Cleaner(options.root, options.forget, give_up=options.forget_champion)
         if options.keys:

@@ -31,7 +31,7 @@ from flows.terminal.console import printable, shorten
 from flows.terminal.exit_codes import print_message
 
 STATES = ("running", "finished", "pruned", "failed", "killed")
-LOWER_IS_BETTER = ("loss", "loss_before", "seconds", "cost", "peak_memory_gb", "unpriced_calls")
+LOWER_IS_BETTER = ("loss", "loss_before", "loss_sum", "seconds", "cost", "peak_memory_gb", "unpriced_calls")
 """Numbers of the result line of which the lowest is the best."""
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _CONDITION = re.compile(r"([a-z_][a-z0-9_]*)(?:\s*(>=|<=|>|<|=)\s*(-?[0-9.eE+-]+))?")
@@ -189,7 +189,7 @@ def to_json(runs: Sequence[ListedRun]) -> dict[str, Any]:
     }
 
 
-SHOWN_METRICS = ["success", "loss"]
+SHOWN_METRICS = ["success", "loss", "loss_sum"]
 """Metrics with a column by default, if a run has them."""
 PIPE_WIDTH = 120
 """Width of the list where the output is no terminal."""

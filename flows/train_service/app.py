@@ -8,9 +8,10 @@ future are its result: `{"error": …, "category": "user" | "server"}`. Telemetr
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -20,7 +21,7 @@ from components.inference.refusals import refuse
 from components.specs.validation import validate
 from flows.train_service import bodies
 from flows.train_service.bodies import Body
-from flows.train_service.checkpoints import date
+from flows.train_service.checkpoints import SCHEME, date
 from flows.train_service.entries import ModelEntry
 from flows.train_service.journal import FAILED
 from flows.train_service.messages import PROTO_TYPE, message
@@ -32,6 +33,7 @@ POLL_SECONDS = 25.0
 """Longest wait for a result in one request; the client waits for 45 s."""
 CHUNK_BYTES = 2_000_000
 """Largest number of bytes of a batch in one request of a client, which divides larger ones."""
+Count = Annotated[int, Query(ge=0)]
 
 
 def create_app(service: Service) -> FastAPI:
@@ -43,13 +45,9 @@ def create_app(service: Service) -> FastAPI:
     async def parse(request: Request, kind: type[B]) -> B:
         return validate(kind, await read_json_object(request, pending), configuration=False)
 
-    async def body_of(request: Request, kind: type[B]) -> tuple[B, bytes]:
-        """Return a request's body, and as it is stored."""
-        parsed = await parse(request, kind)
-        return parsed, parsed.model_dump_json(exclude_unset=True).encode()
-
-    def future(owner: str, number: int, kind: str, body: bytes) -> dict[str, Any]:
-        return {"request_id": service.submit(owner, number, kind, body), "model_id": owner}
+    def future(owner: str, number: int, kind: str, body: bytes | Body) -> dict[str, Any]:
+        stored = body if isinstance(body, bytes) else body.model_dump_json(exclude_unset=True).encode()
+        return {"request_id": service.submit(owner, number, kind, stored), "model_id": owner}
 
     @app.middleware("http")
     async def resume(request: Request, proceed: Any) -> Any:
@@ -79,22 +77,19 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/api/v1/get_server_capabilities")
     async def capabilities() -> dict[str, Any]:
-        length = service.trainer.limits.max_length
-        return {
-            "supported_models": [
-                {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
-                for name in service.place.names
-            ]
-        }
+        common = {"max_context_length": service.trainer.limits.max_length, "trainable": True, "sampleable": True}
+        return {"supported_models": [{"model_name": name, **common} for name in service.place.names]}
+
+    # Sessions
 
     @app.post("/api/v1/create_session")
     async def create_session(request: Request) -> dict[str, Any]:
-        session = service.create_session(await parse(request, bodies.CreateSession))
+        session = service.sessions.create(await parse(request, bodies.CreateSession))
         return {"type": "create_session", "session_id": session}
 
     @app.post("/api/v1/session_heartbeat")
     async def session_heartbeat(request: Request) -> dict[str, str]:
-        service.session((await parse(request, bodies.OfSession)).session_id)
+        service.sessions.heartbeat((await parse(request, bodies.OfSession)).session_id)
         return {"type": "session_heartbeat"}
 
     @app.post("/api/v1/sessions/{session}/finish")
@@ -102,11 +97,26 @@ def create_app(service: Service) -> FastAPI:
         await service.finish_session(session, await read_json_object(request, pending))
         return Response(status_code=204)
 
+    @app.get("/api/v1/sessions")
+    async def sessions(limit: Count = 20, offset: Count = 0) -> dict[str, Any]:
+        return {"sessions": service.sessions.ids()[offset : offset + limit]}
+
+    @app.get("/api/v1/sessions/{session}")
+    async def get_session(session: str) -> dict[str, Any]:
+        data = service.sessions.get(session)
+        return {
+            "training_run_ids": [entry.id for entry in service.models_of(session)],
+            "sampler_ids": service.sessions.samplers(session),
+            "user_metadata": data["user_metadata"],
+            "display_name": data["display_name"],
+        }
+
+    # Training
+
     @app.post("/api/v1/create_model")
     async def create_model(request: Request) -> dict[str, Any]:
-        asked, body = await body_of(request, bodies.CreateModel)
-        service.session(asked.session_id)
-        return future(f"{asked.session_id}:train:{asked.model_seq_id}", 0, "create_model", body)
+        asked = await parse(request, bodies.CreateModel)
+        return future(f"{asked.session_id}:train:{asked.model_seq_id}", 0, "create_model", asked)
 
     @app.post("/api/v1/get_info")
     async def get_info(request: Request) -> dict[str, Any]:
@@ -130,22 +140,16 @@ def create_app(service: Service) -> FastAPI:
     def training(content: dict[str, Any], kind: str) -> dict[str, Any]:
         """Accept a request to a model. The client has counted its number, so what is wrong with the rest is its result:
         without it, the requests after it would wait."""
-        numbered = {name: content[name] for name in bodies.Training.model_fields if name in content}
+        numbered = {name: content[name] for name in ("model_id", "seq_id") if name in content}
         asked = validate(bodies.Training, numbered, configuration=False)
         service.model(asked.model_id)
         return future(asked.model_id, asked.seq_id, kind, json.dumps(content, sort_keys=True).encode())
 
     @app.post("/api/v1/optim_step")
-    async def optim_step(request: Request) -> dict[str, Any]:
-        return training(await read_json_object(request, pending), "optim_step")
-
     @app.post("/api/v1/save_weights")
-    async def save_weights(request: Request) -> dict[str, Any]:
-        return training(await read_json_object(request, pending), "save_weights")
-
     @app.post("/api/v1/save_weights_for_sampler")
-    async def save_weights_for_sampler(request: Request) -> dict[str, Any]:
-        return training(await read_json_object(request, pending), "save_weights_for_sampler")
+    async def train(request: Request) -> dict[str, Any]:
+        return training(await read_json_object(request, pending), request.url.path.rpartition("/")[2])
 
     @app.post("/api/v1/load_weights")
     async def load_weights(request: Request) -> dict[str, Any]:
@@ -153,9 +157,9 @@ def create_app(service: Service) -> FastAPI:
         if content.get("session_id") is None:
             return training(content, "load_weights")
         asked = validate(bodies.CreateFrom, content, configuration=False)
-        service.session(asked.session_id)
-        body = asked.model_dump_json(exclude_unset=True).encode()
-        return future(f"{asked.session_id}:train:{asked.model_seq_id}", 0, "create_from", body)
+        return future(f"{asked.session_id}:train:{asked.model_seq_id}", 0, "create_from", asked)
+
+    # Samples and results
 
     @app.post("/api/v1/create_sampling_session")
     async def create_sampling_session(request: Request) -> dict[str, Any]:
@@ -164,16 +168,16 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/api/v1/samplers/{sampler}")
     async def get_sampler(sampler: str) -> dict[str, Any]:
-        data = service.sampler(sampler)
+        data = service.sessions.sampler(sampler)
         return {"sampler_id": sampler, "base_model": data["base"], "model_path": data["path"]}
 
     @app.post("/api/v1/asample")
     async def asample(request: Request) -> dict[str, Any]:
-        asked, body = await body_of(request, bodies.Sample)
-        service.sampler(asked.sampling_session_id)
-        request_id = service.submit(asked.sampling_session_id, asked.seq_id, "asample", body)
-        names = [f"{request_id}:{index}" for index in range(asked.num_samples)]
-        return {"request_id": request_id, "sample_sequence_ids": names}
+        asked = await parse(request, bodies.Sample)
+        service.sessions.sampler(asked.sampling_session_id)
+        accepted = future(asked.sampling_session_id, asked.seq_id, "asample", asked)
+        names = [f"{accepted['request_id']}:{index}" for index in range(asked.num_samples)]
+        return accepted | {"sample_sequence_ids": names}
 
     @app.post("/api/v1/retrieve_future")
     async def retrieve_future(request: Request) -> Response:
@@ -182,9 +186,10 @@ def create_app(service: Service) -> FastAPI:
         if result is None:
             waiting = {"type": "try_again", "request_id": asked.request_id, "queue_state": "active"}
             return JSONResponse(waiting, 408, {"x-should-retry": "false"})
-        return Response(
-            result.content, media_type="application/json" if result.media_type == FAILED else result.media_type
-        )
+        kind = "application/json" if result.media_type == FAILED else result.media_type
+        return Response(result.content, media_type=kind)
+
+    # Checkpoints and models
 
     @app.post("/api/v1/weights_info")
     async def weights_info(request: Request) -> dict[str, Any]:
@@ -194,37 +199,45 @@ def create_app(service: Service) -> FastAPI:
         return {"base_model": saved["base"], "is_lora": True, "lora_rank": config["rank"], **flags}
 
     def run_of(entry: ModelEntry) -> dict[str, Any]:
-        listed = service.checkpoints.of_model(entry.id)
-        last = {
-            kind: [checkpoint for checkpoint in listed if checkpoint["checkpoint_type"] == kind][-1:]
-            for kind in ("training", "sampler")
-        }
+        latest = {saved["checkpoint_type"]: saved for saved in reversed(service.checkpoints.listed(entry.id))}
         return {"training_run_id": entry.id, "base_model": entry.base, "model_owner": "espalier", "is_lora": True,
                 "lora_rank": entry.config.rank, "last_request_time": date(entry.created),
-                "last_checkpoint": next(iter(last["training"]), None),
-                "last_sampler_checkpoint": next(iter(last["sampler"]), None),
+                "last_checkpoint": latest.get("training"), "last_sampler_checkpoint": latest.get("sampler"),
                 "user_metadata": entry.metadata}  # fmt: skip
 
-    @app.get("/api/v1/training_runs")
-    async def training_runs(limit: int = 20, offset: int = 0) -> dict[str, Any]:
-        entries = sorted(service.models.values(), key=lambda entry: entry.created, reverse=True)
+    def page(name: str, entries: Sequence[Any], limit: int, offset: int) -> dict[str, Any]:
         cursor = {"offset": offset, "limit": limit, "total_count": len(entries)}
-        return {"training_runs": [run_of(entry) for entry in entries[offset : offset + limit]], "cursor": cursor}
+        return {name: entries[offset : offset + limit], "cursor": cursor}
+
+    @app.get("/api/v1/training_runs")
+    async def training_runs(limit: Count = 20, offset: Count = 0) -> dict[str, Any]:
+        entries = sorted(service.models.values(), key=lambda entry: -entry.created)
+        listed = page("training_runs", entries, limit, offset)
+        return listed | {"training_runs": [run_of(entry) for entry in listed["training_runs"]]}
 
     @app.get("/api/v1/training_runs/{model}")
     async def training_run(model: str) -> dict[str, Any]:
         return run_of(service.model(model))
 
+    @app.get("/api/v1/checkpoints")
+    async def all_checkpoints(limit: Count = 100, offset: Count = 0) -> dict[str, Any]:
+        return page("checkpoints", service.checkpoints.listed(), limit, offset)
+
     @app.get("/api/v1/training_runs/{model}/checkpoints")
     async def checkpoints(model: str) -> dict[str, Any]:
-        service.model(model)
-        return {"checkpoints": service.checkpoints.of_model(model), "cursor": None}
+        return {"checkpoints": service.checkpoints.listed(service.model(model).id), "cursor": None}
+
+    @app.put("/api/v1/training_runs/{model}/checkpoints/{kind}/{name:path}/ttl")
+    async def set_lifetime(model: str, kind: str, name: str, request: Request) -> Response:
+        asked = await parse(request, bodies.SetLifetime)
+        service.checkpoints.set_lifetime(f"{SCHEME}{model}/{kind}/{name}", asked.ttl_seconds)
+        return Response(status_code=204)
 
     @app.delete("/api/v1/training_runs/{model}/checkpoints/{checkpoint:path}")
     async def delete_checkpoint(model: str, checkpoint: str) -> Response:
-        service.checkpoints.delete(f"tinker://{model}/{checkpoint}")
+        service.checkpoints.delete(f"{SCHEME}{model}/{checkpoint}")
         return Response(status_code=204)
 
-    for kind in (EspalierError, HTTPException, Exception):
-        app.add_exception_handler(kind, refuse)
+    for error in (EspalierError, HTTPException, Exception):
+        app.add_exception_handler(error, refuse)
     return app

@@ -23,6 +23,8 @@ from components.errors import Problem, SpecError
 from flows.train_service.messages import FLOAT32, INT64, message
 
 TARGETS = "target_tokens"
+MOST_TARGETS = 2**20
+"""Largest number of targets of a batch. A body bounds dense ones, but not sparse ones."""
 _TYPES = {FLOAT32: np.dtype(np.float32), INT64: np.dtype(np.int64)}
 
 
@@ -44,20 +46,18 @@ class ClientBatch:
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """BatchLimits of a model."""
+    """Limits of a model."""
 
     max_length: int
     vocabulary: int
 
 
-def read_batch(body: bytes, limits: BatchLimits) -> tuple[str, int, ClientBatch]:
-    """Return the id of the model, the number of the request, and its batch. Raises SpecError with the first problem of
-    each datum."""
+def read_batch(body: bytes, limits: BatchLimits) -> ClientBatch:
+    """Return the batch of a request. Raises SpecError with the first problem of each datum."""
     try:
         request = message("ForwardBackwardRequest", body)
     except ValueError as error:
         raise SpecError.at("body", str(error)) from None
-    model, number = request.model_id, request.seq_id
     request.ClearField("model_id")
     request.ClearField("seq_id")
     if request.loss_fn not in LOSSES:
@@ -71,31 +71,24 @@ def read_batch(body: bytes, limits: BatchLimits) -> tuple[str, int, ClientBatch]
     sequences, shapes, columns, problems, first = [], [], [], [], 0
     for index, datum in enumerate(request.data):
         try:
-            tokens, tensors = _tokens(datum, limits), _tensors(datum, loss)
+            tokens, tensors = _tokens(datum, limits), _tensors(datum, loss, MOST_TARGETS - first)
             targets = _targets(tensors.pop(TARGETS), len(tokens), limits)
             shape = targets.shape
             for name, values in tensors.items():
                 if values.shape != shape:
-                    raise _Invalid(f"loss_fn_inputs.{name}", f"shape {values.shape}; expected {shape}, as {TARGETS}")
+                    text = f"shape {values.shape}; expected {shape}, as {TARGETS}"
+                    raise SpecError.at(f"loss_fn_inputs.{name}", text)
             sequences.append(_sequence(tokens, targets, first))
             shapes.append(shape)
             first += targets.size
             columns.append({name: np.full(shape, value, np.float32) for name, value in options.items()} | tensors)
-        except _Invalid as error:
-            problems.append(Problem(f"data[{index}].{error.place}", error.text))
+        except SpecError as error:
+            problems += [Problem(f"data[{index}].{problem.path}", problem.message) for problem in error.problems]
     if problems:
         raise SpecError(problems)
     inputs = {name: np.concatenate([column[name].reshape(-1) for column in columns]) for name in columns[0]}
     digest = hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
-    return model, number, ClientBatch(request.loss_fn, sequences, shapes, inputs, request.forward_only, digest)
-
-
-class _Invalid(Exception):
-    """Problem of a datum. place: path within it."""
-
-    def __init__(self, place: str, text: str):
-        super().__init__(text)
-        self.place, self.text = place, text
+    return ClientBatch(request.loss_fn, sequences, shapes, inputs, request.forward_only, digest)
 
 
 def _options(request: Any, loss: ClientLoss) -> dict[str, float]:
@@ -117,14 +110,14 @@ def _tokens(datum: Any, limits: BatchLimits) -> np.ndarray:
     parts = []
     for chunk in datum.model_input:
         if chunk.HasField("image") or chunk.HasField("dmel"):
-            raise _Invalid("model_input", "has an image or audio; expected tokens")
+            raise SpecError.at("model_input", "has an image or audio; expected tokens")
         parts.append(_array(chunk.encoded_text.tokens, np.dtype(np.int32), "model_input"))
     tokens = np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
     if not len(tokens):
-        raise _Invalid("model_input", "no tokens; expected at least one")
+        raise SpecError.at("model_input", "no tokens; expected at least one")
     if len(tokens) > limits.max_length:
         text = f"{len(tokens)} tokens; expected at most model.max_length = {limits.max_length}"
-        raise _Invalid("model_input", text)
+        raise SpecError.at("model_input", text)
     _check_ids(tokens, "model_input", limits)
     return tokens
 
@@ -132,52 +125,55 @@ def _tokens(datum: Any, limits: BatchLimits) -> np.ndarray:
 def _check_ids(tokens: np.ndarray, place: str, limits: BatchLimits) -> None:
     wrong = tokens[(tokens < 0) | (tokens >= limits.vocabulary)]
     if wrong.size:
-        raise _Invalid(place, f"token {wrong[0]}; the model has the tokens 0 to {limits.vocabulary - 1}")
+        raise SpecError.at(place, f"token {wrong[0]}; the model has the tokens 0 to {limits.vocabulary - 1}")
 
 
-def _tensors(datum: Any, loss: ClientLoss) -> dict[str, np.ndarray]:
-    """Return the inputs of the loss by name. Raises _Invalid for missing and unknown names, and for NaN."""
+def _tensors(datum: Any, loss: ClientLoss, most: int) -> dict[str, np.ndarray]:
+    """Return the inputs of the loss by name. most: largest number of values of each one. Raises SpecError for missing
+    and unknown names, and for NaN."""
     needed = (TARGETS, *loss.inputs)
     names = set(datum.loss_fn_inputs)
     if missing := [name for name in needed if name not in names]:
-        raise _Invalid("loss_fn_inputs", f"{missing[0]} is missing; expected {', '.join(needed)}")
+        raise SpecError.at("loss_fn_inputs", f"{missing[0]} is missing; expected {', '.join(needed)}")
     if unknown := sorted(names - {*needed, *loss.options}):
-        raise _Invalid(f"loss_fn_inputs.{unknown[0]:.60}", f"unknown; expected {', '.join(needed)}")
+        raise SpecError.at(f"loss_fn_inputs.{unknown[0]:.60}", f"unknown; expected {', '.join(needed)}")
     tensors = {}
     for name, tensor in datum.loss_fn_inputs.items():
         place = f"loss_fn_inputs.{name}"
-        values = _dense(tensor, place)
+        values = _dense(tensor, place, most)
         if (values.dtype == np.int64) != (name == TARGETS):
-            raise _Invalid(place, f"type {values.dtype}; expected {'int64' if name == TARGETS else 'float32'}")
+            raise SpecError.at(place, f"type {values.dtype}; expected {'int64' if name == TARGETS else 'float32'}")
         if not np.isfinite(values).all():
-            raise _Invalid(place, "has values that are not finite; expected numbers")
+            raise SpecError.at(place, "has values that are not finite; expected numbers")
         tensors[name] = values
     return tensors
 
 
-def _dense(tensor: Any, place: str) -> np.ndarray:
+def _dense(tensor: Any, place: str, most: int) -> np.ndarray:
     """Return a tensor of a message; entries that a sparse one leaves out are 0."""
     if tensor.dtype not in _TYPES:
-        raise _Invalid(place, f"dtype {tensor.dtype}; expected float32 or int64")
+        raise SpecError.at(place, f"dtype {tensor.dtype}; expected float32 or int64")
     kind, shape = _TYPES[tensor.dtype], tuple(tensor.shape)
     sparse = tensor.HasField("sparse_csr")
     values = _array(tensor.sparse_csr.values if sparse else tensor.dense, kind, place)
     if not sparse:
         shape = shape or values.shape
         if math.prod(shape) != values.size or min(shape) < 0:
-            raise _Invalid(place, f"{values.size} values; expected those of shape {shape}")
+            raise SpecError.at(place, f"{values.size} values; expected those of shape {shape}")
         return values.reshape(shape)
     starts, columns = (
         _array(data, np.dtype(np.int64), place)
         for data in (tensor.sparse_csr.crow_indices, tensor.sparse_csr.col_indices)
     )
-    if len(shape) != 2 or min(shape) < 0 or math.prod(shape) > 2**26 or len(starts) != shape[0] + 1:
-        raise _Invalid(place, f"sparse with shape {shape} and {len(starts)} row pointers; expected a matrix")
+    if math.prod(shape) > most:
+        raise SpecError.at(place, f"sparse with shape {shape}; expected at most {MOST_TARGETS} targets in a batch")
+    if len(shape) != 2 or min(shape) < 0 or len(starts) != shape[0] + 1:
+        raise SpecError.at(place, f"sparse with shape {shape} and {len(starts)} row pointers; expected a matrix")
     rows = np.diff(starts)
     if starts[0] or (rows < 0).any() or rows.sum() != len(values) or len(columns) != len(values):
-        raise _Invalid(place, "row pointers, columns and values of the sparse matrix do not agree")
+        raise SpecError.at(place, "row pointers, columns and values of the sparse matrix do not agree")
     if len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]:
-        raise _Invalid(place, f"a column outside of 0 to {shape[1] - 1}")
+        raise SpecError.at(place, f"a column outside of 0 to {shape[1] - 1}")
     dense = np.zeros(shape, kind)
     dense[np.repeat(np.arange(shape[0]), rows), columns] = values
     return dense
@@ -185,14 +181,14 @@ def _dense(tensor: Any, place: str) -> np.ndarray:
 
 def _array(data: bytes, kind: np.dtype, place: str) -> np.ndarray:
     if len(data) % kind.itemsize:
-        raise _Invalid(place, f"{len(data)} bytes; expected a multiple of {kind.itemsize}")
+        raise SpecError.at(place, f"{len(data)} bytes; expected a multiple of {kind.itemsize}")
     return np.frombuffer(data, kind)
 
 
 def _targets(targets: np.ndarray, length: int, limits: BatchLimits) -> np.ndarray:
     if targets.ndim not in (1, 2) or len(targets) != length or not targets.size:
         text = f"shape {targets.shape}; expected ({length},), or ({length}, K) for K targets of each token"
-        raise _Invalid(f"loss_fn_inputs.{TARGETS}", text)
+        raise SpecError.at(f"loss_fn_inputs.{TARGETS}", text)
     _check_ids(targets.reshape(-1), f"loss_fn_inputs.{TARGETS}", limits)
     return targets
 

@@ -11,17 +11,21 @@ from components.specs import Spec
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(max_length=128, pattern=r"^[\w@=+-][\w.@=+-]*(/[\w@=+-][\w.@=+-]*)*$")]
 """Name of a checkpoint."""
+Lifetime = Annotated[int, Field(ge=3600, le=315_360_000)] | None
+"""Time to live of a checkpoint in seconds; None: without limit."""
 
 
 class Body(Spec):
     """Body of a request."""
+
+    type: str | None = None
+    """Name of the request, which its route repeats."""
 
 
 class OfSession(Body):
     """A request that names a session only."""
 
     session_id: str
-    type: str | None = None
 
 
 class CreateSession(Body):
@@ -30,10 +34,9 @@ class CreateSession(Body):
     sdk_version: str = ""
     project_id: str | None = None
     display_name: str | None = None
-    type: Literal["create_session"] = "create_session"
 
 
-class LoraConfig(Body):
+class LoraConfig(Spec):
     """Adapter of a model."""
 
     rank: int = Field(ge=1, le=1024)
@@ -43,30 +46,32 @@ class LoraConfig(Body):
     train_attn: bool = True
 
 
-class AdamConfig(Body):
+class AdamConfig(Spec):
     """The optimizer of all models."""
 
     type: Literal["adamw"] = "adamw"
 
 
-class CreateModel(Body):
-    session_id: str
+class NewModel(OfSession):
+    """A request that creates a model."""
+
     model_seq_id: Number
-    base_model: str
     user_metadata: dict[str, Any] | None = None
+
+
+class CreateModel(NewModel):
+    base_model: str
     lora_config: LoraConfig
     optimizer_config: AdamConfig = AdamConfig()
-    type: Literal["create_model"] = "create_model"
 
 
 class OfModel(Body):
     """A request that names a model only."""
 
     model_id: str
-    type: str | None = None
 
 
-class AdamParams(Body):
+class AdamParams(Spec):
     """Parameters of an optimizer step."""
 
     learning_rate: float = Field(1e-4, ge=0)
@@ -78,35 +83,36 @@ class AdamParams(Body):
     """Largest norm of the gradient; 0: no limit."""
 
 
-class Training(Body):
+class Training(OfModel):
     """A request to a model. Requests run in the order of their numbers."""
 
-    model_id: str
     seq_id: Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class OptimStep(Training):
     adam_params: AdamParams
-    type: Literal["optim_step"] = "optim_step"
 
 
-class SaveWeights(Training):
-    path: Name
-    ttl_seconds: Annotated[int, Field(ge=3600, le=315_360_000)] | None = None
-    overwrite: bool = False
+class Save(Training):
+    """A request that saves a checkpoint."""
+
+    path: Name | None
+    ttl_seconds: Lifetime = None
     user_metadata: dict[str, str] | None = None
-    type: Literal["save_weights"] = "save_weights"
 
 
-class SaveForSampler(Training):
+class SaveWeights(Save):
+    path: Name
+    overwrite: bool = False
+
+
+class SaveForSampler(Save):
     path: Name | None = None
     """None: a sampling session of the current weights, without a name."""
     sampling_session_seq_id: Number | None = None
     """Number of that session."""
     kind: Literal["snapshot"] = "snapshot"
-    ttl_seconds: Annotated[int, Field(ge=3600, le=315_360_000)] | None = None
-    user_metadata: dict[str, str] | None = None
-    type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
+    overwrite: Literal[True] = True
 
 
 class FromState(Body):
@@ -116,7 +122,6 @@ class FromState(Body):
     optimizer: bool
     optimizer_config: AdamConfig | None = None
     weights_access_token: None = None
-    type: Literal["load_weights"] = "load_weights"
 
 
 class LoadWeights(Training, FromState):
@@ -125,33 +130,28 @@ class LoadWeights(Training, FromState):
     session_id: None = None
 
 
-class CreateFrom(FromState):
+class CreateFrom(NewModel, FromState):
     """Create a model from a state."""
 
-    session_id: str
-    model_seq_id: Number
     base_model: str | None = None
-    user_metadata: dict[str, Any] | None = None
 
 
-class CreateSampler(Body):
-    session_id: str
+class CreateSampler(OfSession):
     sampling_session_seq_id: Number
     base_model: str | None = None
     model_path: str | None = None
-    type: Literal["create_sampling_session"] = "create_sampling_session"
 
 
-class TextChunk(Body):
+class TextChunk(Spec):
     tokens: list[Number]
     type: Literal["encoded_text"] = "encoded_text"
 
 
-class Prompt(Body):
+class Prompt(Spec):
     chunks: list[TextChunk]
 
 
-class SamplingParams(Body):
+class SamplingParams(Spec):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     stop: str | list[str] | list[Number] | None = None
@@ -176,7 +176,6 @@ class Sample(Body):
     prompt_alt_tokens_k: Literal[0] = 0
     target_prompt_logprobs: None = None
     record_stability_info: Literal[False] | None = None
-    type: Literal["sample"] = "sample"
 
 
 class RetrieveFuture(Body):
@@ -188,3 +187,7 @@ class Checkpoint(Body):
     """A request that names a checkpoint."""
 
     tinker_path: str
+
+
+class SetLifetime(Body):
+    ttl_seconds: Lifetime

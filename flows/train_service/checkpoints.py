@@ -27,68 +27,67 @@ class Checkpoints:
     def __init__(self, folder: Path):
         self._folder = folder
 
-    def save(
-        self,
-        model: str,
-        kind: str,
-        asked: SaveWeights | SaveForSampler,
-        content: dict[str, Any],
-        *,
-        overwrite: bool = True,
-    ) -> str:
+    def save(self, model: str, kind: str, asked: SaveWeights | SaveForSampler, content: dict[str, Any]) -> str:
         """Save a checkpoint of a model; return its path. content: base, adapter's configuration and key of the state.
         Raises SpecError for a name that another state has."""
         assert asked.path is not None
         path, file = f"{SCHEME}{model}/{kind}/{asked.path}", self._file(model, kind, asked.path)
-        if file.is_file() and not overwrite and read_json(file)["state"] != content["state"]:
+        if file.is_file() and not asked.overwrite and read_json(file)["state"] != content["state"]:
             raise SpecError.at("path", f"{asked.path!r} exists; expected another name, or overwrite = true")
-        now = time.time()
-        expires = now + asked.ttl_seconds if asked.ttl_seconds else None
-        write_json(file, {**content, "path": path, "created": now, "expires": expires, "metadata": asked.user_metadata})
+        data = {"path": path, "model": model, "kind": kind, "created": time.time(), "metadata": asked.user_metadata}
+        write_json(file, content | data | _expiry(asked.ttl_seconds))
         return path
 
     def get(self, path: str) -> dict[str, Any]:
         """Return a checkpoint. Raises HTTPException if it does not exist."""
-        file = self._located(path)
-        data = read_json(file) if file is not None and file.is_file() else None
-        if data is None or _expired(data):
-            raise HTTPException(404, f"no checkpoint {path!r:.200}: it was never saved, was deleted, or has expired")
-        return dict(data)
+        data: dict[str, Any] = read_json(self._existing(path))
+        return data
+
+    def set_lifetime(self, path: str, seconds: int | None) -> None:
+        """Let a checkpoint expire after some seconds, or never. Raises HTTPException if it does not exist."""
+        write_json(self._existing(path), self.get(path) | _expiry(seconds))
 
     def delete(self, path: str) -> None:
         """Delete a checkpoint; its state remains. Raises HTTPException if it does not exist."""
-        self.get(path)
-        file = self._located(path)
-        assert file is not None
-        file.unlink()
+        self._existing(path).unlink()
 
-    def of_model(self, model: str) -> list[dict[str, Any]]:
-        """Return the checkpoints of a model that have not expired in the form of the API, the latest last."""
-        files = [(kind, file) for kind in KINDS for file in (self._folder / model / kind).glob("*.json")]
-        listed = [(data["created"], kind, data) for kind, file in files if not _expired(data := read_json(file))]
+    def listed(self, model: str = "*") -> list[dict[str, Any]]:
+        """Return the checkpoints of a model, or of all models, that have not expired in the form of the API, the latest
+        first."""
+        saved = [read_json(file) for file in self._folder.glob(f"{model}/*/*.json")]
         return [
             {
-                "checkpoint_id": data["path"].partition(f"{model}/")[2],
-                "checkpoint_type": KINDS[kind],
-                "time": date(created),
+                "checkpoint_id": data["path"].removeprefix(f"{SCHEME}{data['model']}/"),
+                "checkpoint_type": KINDS[data["kind"]],
+                "time": date(data["created"]),
                 "tinker_path": data["path"],
                 "user_metadata": data["metadata"],
                 "expires_at": data["expires"] and date(data["expires"]),
             }
-            for created, kind, data in sorted(listed, key=lambda entry: entry[0])
+            for data in sorted(saved, key=lambda data: -data["created"])
+            if not expired(data)
         ]
 
-    def _located(self, path: str) -> Path | None:
-        """Return the file of a checkpoint; None for a path of another form."""
+    def _existing(self, path: str) -> Path:
+        """Return the file of a checkpoint."""
         model, _, tail = path.removeprefix(SCHEME).partition("/")
         kind, _, name = tail.partition("/")
-        return self._file(model, kind, name) if is_id(model) and kind in KINDS and 0 < len(name) <= 128 else None
+        if is_id(model) and kind in KINDS and 0 < len(name) <= 128:
+            file = self._file(model, kind, name)
+            if file.is_file() and not expired(read_json(file)):
+                return file
+        raise HTTPException(404, f"no checkpoint {path!r:.200}: it was never saved, was deleted, or has expired")
 
     def _file(self, model: str, kind: str, name: str) -> Path:
         return self._folder / model / kind / f"{name.replace('/', '%2F')}.json"
 
 
-def _expired(data: dict[str, Any]) -> bool:
+def _expiry(seconds: int | None) -> dict[str, float | None]:
+    return {"expires": None if seconds is None else time.time() + seconds}
+
+
+def expired(data: dict[str, Any]) -> bool:
+    """Return True for a checkpoint whose time to live has ended."""
     return bool(data["expires"] and data["expires"] < time.time())
 
 

@@ -23,6 +23,10 @@ class ModelEntry:
     """Answer to that request."""
     metadata: dict[str, Any] | None = None
     created: float = 0.0
+    run: str = ""
+    """Id of its run in `flows.runs`; empty if runs are not recorded."""
+    steps: int = 0
+    """Number of its optimizer steps."""
     next: int = 1
     """Number of the next request to run."""
     arrived: dict[int, float] = field(default_factory=dict)
@@ -36,5 +40,5 @@ class ModelEntry:
         return {"base": self.base, "config": self.config.model_dump(), "state": self.state}
 
     def saved(self) -> dict[str, Any]:
-        names = ("id", "base", "state", "applied", "answer", "metadata", "created")
-        return {"config": self.config.model_dump(), **{name: getattr(self, name) for name in names}}
+        names = ("id", "applied", "answer", "metadata", "created", "run", "steps")
+        return self.content | {name: getattr(self, name) for name in names}

@@ -70,7 +70,7 @@ def _classes() -> dict[str, Any]:
                 added.oneof_index = len(message.oneof_decl)
                 message.oneof_decl.add(name=f"_{field}")
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(file.SerializeToString())
+    pool.AddSerializedFile(file.SerializeToString())
     return {
         message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{message.name}"))
         for message in file.message_type

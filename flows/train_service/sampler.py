@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,23 +33,14 @@ NO_LOGPROB = -99999.0
 """Log-probability that marks an empty place of a table of likely tokens."""
 
 
-@dataclass(eq=False)
-class _Waiting:
-    """Request that waits for its state. state: folder of it; None is the base."""
-
-    state: Path | None
-    admitted: asyncio.Future[None]
-
-
 class Sampler:
     """Samples with an engine, on one event loop."""
 
     def __init__(self, engine: TransformersEngine):
         self._engine = engine
-        self._waiting: deque[_Waiting] = deque()
         self._running = 0
-        self._idle = asyncio.Event()
-        self._dispatcher: asyncio.Task[None] | None = None
+        self._turn, self._idle = asyncio.Lock(), asyncio.Event()
+        self._idle.set()
 
     async def sample(self, request_id: str, asked: Sample, state: Path | None) -> bytes:
         """Return the response to a request, as a message. state: folder of a saved state; None for the base. Raises
@@ -58,42 +50,27 @@ class Sampler:
         if last is not None and not (asked.prompt_logprobs and last < len(tokens)):
             text = f"{last}; expected less than the {len(tokens)} tokens of the prompt, with prompt_logprobs"
             raise SpecError.at("prompt_logprobs_last_n", text)
-        waiting = _Waiting(state, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        if self._dispatcher is None or self._dispatcher.done():
-            self._dispatcher = asyncio.create_task(self._dispatch())
-        await waiting.admitted
+        async with self._holding(state):
+            requests = self._requests(request_id, asked, tokens)
+            return _response(asked, await gather_completions(self._engine.complete, requests))
+
+    @asynccontextmanager
+    async def _holding(self, state: Path | None) -> AsyncIterator[None]:
+        """Let the engine hold a state within the block. Blocks of one state run at once; a block of another one, and
+        those after it, wait for their end."""
+        version, folder = (BASE_POLICY, None) if state is None else (state.name, str(state / "adapter"))
+        async with self._turn:
+            if version != self._engine.policy:
+                await self._idle.wait()
+                await asyncio.to_thread(self._engine.load_policy, version, folder)
+            self._running += 1
+            self._idle.clear()
         try:
-            completions = await gather_completions(self._engine.complete, self._requests(request_id, asked, tokens))
+            yield
         finally:
             self._running -= 1
             if not self._running:
                 self._idle.set()
-        return _response(asked, completions)
-
-    async def _dispatch(self) -> None:
-        """Let the waiting requests run in order: those of the state that the engine holds at once, and the first one of
-        another state after those that run."""
-        while self._waiting:
-            waiting = self._waiting[0]
-            version = BASE_POLICY if waiting.state is None else waiting.state.name
-            error: Exception | None = None
-            if version != self._engine.policy:
-                if self._running:
-                    self._idle.clear()
-                    await self._idle.wait()
-                folder = None if waiting.state is None else str(waiting.state / "adapter")
-                try:
-                    await asyncio.to_thread(self._engine.load_policy, version, folder)
-                except Exception as problem:  # noqa: BLE001  # the requests behind it wait for this loop
-                    error = problem
-            self._waiting.popleft()
-            if error is not None:
-                waiting.admitted.set_exception(error)
-                continue
-            self._running += 1
-            waiting.admitted.set_result(None)
-            await asyncio.sleep(0)  # the request names the state that the engine holds now
 
     def _requests(self, request_id: str, asked: Sample, tokens: list[int]) -> list[TextRequest]:
         params = asked.sampling_params
@@ -107,18 +84,12 @@ class Sampler:
         most = params.max_tokens or max(self._engine.max_length - len(tokens), 1)
         sampling = Sampling(params.temperature, params.top_p, max(params.top_k, 0), most)
         widest = max(asked.topk_sample_logprobs, asked.topk_prompt_logprobs) or None
+        first = TextRequest(
+            tokens, self._engine.policy, sampling, seed, strings,
+            alternatives=widest, scores_prompt=scored, stop_ids=ids,
+        )  # fmt: skip
         return [
-            TextRequest(
-                tokens,
-                self._engine.policy,
-                sampling,
-                seed + index,
-                strings,
-                alternatives=widest,
-                scores_prompt=scored and not index,
-                stop_ids=ids,
-            )
-            for index in range(asked.num_samples)
+            replace(first, seed=seed + index, scores_prompt=scored and not index) for index in range(asked.num_samples)
         ]
 
 

@@ -5,17 +5,20 @@ while earlier ones run. A request is answered with an id at once. Its result is 
 client asks: ids are made of the numbers that clients give, so a request that is sent again has the same id and runs
 once. Everything is on disk (`journal`, `trainer`): after a crash the service continues unfinished requests.
 
-    sessions/ID.json   models/ID.json   samplers/ID.json   checkpoints/MODEL/KIND/NAME.json   requests/   states/
+    sessions/ID/   models/ID.json   checkpoints/MODEL/KIND/NAME.json   states/KEY/
+
+`retention` says which of them are needed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import secrets
 import time
-import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,15 +34,18 @@ from flows.train_service.batch import ClientBatch, pass_output, read_batch
 from flows.train_service.bodies import Body, LoraConfig
 from flows.train_service.checkpoints import Checkpoints, is_id
 from flows.train_service.entries import ModelEntry
-from flows.train_service.journal import FAILED, Journal, Result
+from flows.train_service.journal import FAILED, Journal, Result, StoredRequest
 from flows.train_service.messages import PROTO_TYPE
+from flows.train_service.runs import ModelRuns
 from flows.train_service.sampler import Sampler
+from flows.train_service.sessions import Sessions, session_of
 from flows.train_service.trainer import AdapterTrainer, Model
 
 logger = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=Body)
 
+JSON_TYPE = "application/json"
 MODELS_IN_MEMORY = 16
 """Models whose adapters are in memory at a time; others are read from their last state when they are needed."""
 STRAY_SECONDS = 600.0
@@ -58,14 +64,16 @@ class ServedBase:
 
 
 class Service:
-    """All that the routes need. Its coroutines run on one event loop."""
+    """All that the routes need. Its coroutines run on one event loop. runs: None records no runs."""
 
-    def __init__(self, place: ServedBase, trainer: AdapterTrainer, sampler: Sampler):
-        self.place, self.trainer, self._sampler = place, trainer, sampler
-        self._journal = Journal(place.root / "requests")
+    def __init__(self, place: ServedBase, trainer: AdapterTrainer, sampler: Sampler, runs: ModelRuns | None = None):
+        self.place, self.trainer, self._sampler, self._runs = place, trainer, sampler, runs
+        self.sessions, self._journal = Sessions(place.root / "sessions"), Journal(place.root / "sessions")
         self.checkpoints = Checkpoints(place.root / "checkpoints")
         self._done: dict[str, asyncio.Event] = {}
         """Event of each request that has no result yet."""
+        self._unwritten: dict[str, Result] = {}
+        """Failures of the requests whose results could not be written."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._training: asyncio.Task[None] | None = None
         self._compute = asyncio.Lock()
@@ -81,49 +89,39 @@ class Service:
             finished = set(self._journal.numbers(owner, "result"))
             for number in self._journal.numbers(owner):
                 if number not in finished:
-                    kind, body = self._journal.request(owner, number) or ("", b"")
-                    self._begin(owner, number, kind, body)
+                    self._begin(owner, number)
                 elif owner in self.models:
                     entry = self.models[owner]
                     entry.next = max(entry.next, number + 1)
 
-    # Sessions
-
-    def create_session(self, asked: bodies.CreateSession) -> str:
-        session = uuid.uuid4().hex
-        self._write("sessions", session, {**asked.model_dump(exclude={"type"}), "created": time.time()})
-        return session
-
-    def session(self, session: str) -> dict[str, Any]:
-        """Return a session. Raises HTTPException for one that does not exist, or is finished."""
-        data = self._read("sessions", session)
-        if data is None:
-            raise HTTPException(404, f"no session {session!r:.80}; create one")
-        if "finished" in data:
-            raise HTTPException(410, f"the session {session} is finished; create another one")
-        return data
+    def models_of(self, session: str) -> list[ModelEntry]:
+        """Return the models of a session."""
+        return [entry for entry in self.models.values() if session_of(entry.id) == session]
 
     async def finish_session(self, session: str, reason: dict[str, Any]) -> None:
-        data = self.session(session)
-        self._write("sessions", session, {**data, "finished": time.time(), "reason": reason})
+        """Finish a session, and the runs of its models. Raises HTTPException as `Sessions.get`."""
+        self.sessions.finish(session, reason)
         async with self._compute:  # a request of the session may still run
-            for entry in self.models.values():
-                if entry.id.startswith(f"{session}:"):
-                    self._forget(entry)
+            for entry in self.models_of(session):
+                self._forget(entry)
+                if self._runs is not None:
+                    await asyncio.to_thread(self._runs.end, entry)
 
     # Requests with a future
 
     def submit(self, owner: str, number: int, kind: str, body: bytes) -> str:
         """Accept a request; return its id. The same request may be sent again. Raises HTTPException for a number that
-        another request has."""
-        earlier = self._journal.request(owner, number)
+        another request has, and for a session that is finished."""
+        self.sessions.get(session_of(owner))
+        request, earlier = StoredRequest.of(kind, body), self._journal.request(owner, number)
         if earlier is None:
             entry = self.models.get(owner)
             if entry is not None and number < entry.next:
                 raise HTTPException(400, f"seq_id {number} of {owner} is late; its next number is {entry.next}")
-            self._journal.add(owner, number, kind, body)
-            self._begin(owner, number, kind, body)
-        elif earlier != (kind, body):
+            with suppress(OSError):  # then its turn fails
+                self._journal.add(owner, number, request)
+            self._begin(owner, number)
+        elif (earlier.kind, earlier.digest) != (kind, request.digest):
             raise HTTPException(400, f"seq_id {number} of {owner} is that of another request; numbers count up from 1")
         return f"{owner}:{number}"
 
@@ -138,40 +136,52 @@ class Service:
                 await asyncio.wait_for(event.wait(), seconds)
             except TimeoutError:
                 return None
-        result = self._journal.result(owner, int(number))
+        result = self._unwritten.get(request_id) or self._journal.result(owner, int(number))
         if result is None:
             raise HTTPException(404, f"no request {request_id!r:.120}")
         return result
 
-    def _begin(self, owner: str, number: int, kind: str, body: bytes) -> None:
+    def _begin(self, owner: str, number: int) -> None:
         self._done[f"{owner}:{number}"] = asyncio.Event()
         if owner in self.models and number > 0:
             self.models[owner].arrived[number] = time.monotonic()
             if self._training is None or self._training.done():
                 self._training = asyncio.create_task(self._train())
             return
-        task = asyncio.create_task(self._finish(owner, number, self._answer(owner, number, kind, body)))
+        task = asyncio.create_task(self._finish(owner, number, self._answer(owner, number)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, owner: str, number: int, answer: Any) -> None:
         """Await an answer and write it as the request's result: JSON data, or the bytes of a message."""
+        request_id, entry = f"{owner}:{number}", self.models.get(owner)
         try:
             value = await answer
-            if isinstance(value, bytes):
-                result = Result(PROTO_TYPE, value)
-            else:
-                result = Result("application/json", json.dumps(value).encode())
-        except Exception as error:
-            user = isinstance(error, EspalierError | HTTPException)
-            if not user:
-                logger.exception("request %s:%d failed", owner, number)
-            text = message_of(error)
-            failure = {"error": text, "category": "user" if user else "server"}
-            result = Result(FAILED, json.dumps(failure).encode())
-        self._journal.finish(owner, number, result)
-        if event := self._done.pop(f"{owner}:{number}", None):
+            kind, content = (PROTO_TYPE, value) if isinstance(value, bytes) else (JSON_TYPE, json.dumps(value).encode())
+            result = Result(kind, content)
+        except Exception as error:  # noqa: BLE001  # the result of the request
+            result = self._failure(request_id, error)
+        try:
+            self._journal.finish(owner, number, result)
+            if entry is None:
+                self._journal.drop(owner, number)
+        except OSError as error:
+            self._unwritten[request_id] = self._failure(request_id, error)
+            self._journal.remove(owner, number)
+            if entry is not None:
+                async with self._compute:
+                    self._forget(entry)  # its next step applies the batches whose results are on disk
+        if event := self._done.pop(request_id, None):
             event.set()
+
+    def _failure(self, request_id: str, error: Exception) -> Result:
+        user = isinstance(error, EspalierError | HTTPException)
+        if not user:
+            logger.error("request %s failed", request_id, exc_info=error)
+        text = message_of(error)
+        if isinstance(error, OSError) and not user:
+            text = f"the service cannot write below {self.place.root.name}: {error.strerror}"
+        return Result(FAILED, json.dumps({"error": text, "category": "user" if user else "server"}).encode())
 
     async def _train(self) -> None:
         """Run the requests of the models in turn, as long as one is due."""
@@ -180,8 +190,7 @@ class Service:
             for entry in ready:
                 number = entry.next
                 del entry.arrived[number]
-                kind, body = self._journal.request(entry.id, number) or ("", b"")
-                await self._finish(entry.id, number, self._answer(entry.id, number, kind, body))
+                await self._finish(entry.id, number, self._answer(entry.id, number))
                 entry.next += 1
             if not ready:
                 await asyncio.sleep(0.05)
@@ -197,63 +206,81 @@ class Service:
             await self._finish(entry.id, first, _raise(SpecError.at("seq_id", f"{text}{STRAY_SECONDS:g} s")))
             entry.next = first + 1
 
-    async def _answer(self, owner: str, number: int, kind: str, body: bytes) -> Any:
-        """Compute the answer to a request."""
-        match kind:
+    async def _answer(self, owner: str, number: int) -> Any:
+        """Compute the answer to a request. Raises HTTPException if its session was finished meanwhile."""
+        self.sessions.get(session_of(owner))
+        request = self._journal.request(owner, number)
+        if request is None:
+            raise OSError(errno.ENOSPC, "the request is not on disk")
+        match request.kind:
             case "create_model":
-                return await self._create(owner, _parse(bodies.CreateModel, body))
+                return await self._create(owner, _parse(bodies.CreateModel, request.body))
             case "create_from":
-                return await self._create_from(owner, _parse(bodies.CreateFrom, body))
+                return await self._create_from(owner, _parse(bodies.CreateFrom, request.body))
             case "asample":
                 state = self._state_of(owner)
-                return await self._sampler.sample(f"{owner}:{number}", _parse(bodies.Sample, body), state)
+                return await self._sampler.sample(f"{owner}:{number}", _parse(bodies.Sample, request.body), state)
         entry = self.models[owner]
         if number == entry.applied:  # the state was saved, and the process ended before it wrote the result
             return entry.answer
         async with self._compute:
             try:
-                return await self._run(entry, await self._in_memory(entry), number, kind, body)
+                return await self._run(entry, await self._in_memory(entry), number, request)
             except BaseException:
                 self._forget(entry)  # its last state is on disk
                 raise
 
-    async def _run(self, entry: ModelEntry, model: Model, number: int, kind: str, body: bytes) -> Any:
+    async def _run(self, entry: ModelEntry, model: Model, number: int, request: StoredRequest) -> Any:
         """Run a request on its model."""
-        match kind:
+        match request.kind:
             case "forward_backward":
-                batch = read_batch(body, self.trainer.limits)[2]
-                compute = self.trainer.forward if batch.forward_only else self.trainer.forward_backward
-                return pass_output(batch, *await asyncio.to_thread(compute, model, batch))
+                return await asyncio.to_thread(self._pass, model, request.body)
             case "optim_step":
-                params = _parse(bodies.OptimStep, body).adam_params
+                params = _parse(bodies.OptimStep, request.body).adam_params
                 metrics = await asyncio.to_thread(self.trainer.optimizer_step, model, params)
-                return self._applied(entry, number, {"metrics": metrics})
+                answer = self._applied(entry, number, {"metrics": metrics}, steps=entry.steps + 1)
+                if self._runs is not None:
+                    self._runs.log(entry, metrics)
+                return answer
             case "load_weights":
-                load = _parse(bodies.LoadWeights, body)
+                load = _parse(bodies.LoadWeights, request.body)
                 state = self.checkpoints.get(load.path)["state"]
                 await asyncio.to_thread(self.trainer.load, model, state, optimizer=load.optimizer)
-                return self._applied(entry, number, {"path": load.path, "model_id": entry.id, "type": kind})
+                return self._applied(entry, number, {"path": load.path, "model_id": entry.id, "type": request.kind})
             case "save_weights":
-                save = _parse(bodies.SaveWeights, body)
-                path = self.checkpoints.save(entry.id, "weights", save, entry.content, overwrite=save.overwrite)
-                return {"path": path, "type": kind}
+                save = _parse(bodies.SaveWeights, request.body)
+                path = self.checkpoints.save(entry.id, "weights", save, entry.content)
+                return {"path": path, "type": request.kind}
             case _:
-                return self._save_for_sampler(entry, number, _parse(bodies.SaveForSampler, body))
+                return self._save_for_sampler(entry, number, _parse(bodies.SaveForSampler, request.body))
 
-    def _applied(self, entry: ModelEntry, number: int, answer: dict[str, Any]) -> dict[str, Any]:
-        """Record that a request has changed the state of a model, with its answer, in one write."""
+    def _pass(self, model: Model, body: bytes) -> bytes:
+        """Compute a batch in a thread of its own, so that requests arrive meanwhile. Return the result."""
+        batch = read_batch(body, self.trainer.limits)
+        compute = self.trainer.forward if batch.forward_only else self.trainer.forward_backward
+        return pass_output(batch, *compute(model, batch))
+
+    def _applied(self, entry: ModelEntry, number: int, answer: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        """Record that a request has changed the state of a model, with its answer, in one write. The requests since the
+        last change are not computed again."""
         assert entry.model is not None
-        entry.state, entry.applied, entry.answer = entry.model.state, number, answer
-        self._write("models", entry.id, entry.saved())
+        changes |= {"state": entry.model.state, "applied": number, "answer": answer}
+        self._write(entry.saved() | changes)
+        with suppress(OSError):
+            for earlier in range(entry.applied, number + 1):
+                self._journal.drop(entry.id, earlier)
+        vars(entry).update(changes)
         return answer
 
     async def _in_memory(self, entry: ModelEntry) -> Model:
         """Return a model, read from its state if it is not in memory, with the batches of its next step."""
         if entry.model is None:
             self._make_room()
-            model = await asyncio.to_thread(self.trainer.restore, entry.id, entry.config, entry.state)
+            model = await asyncio.to_thread(self.trainer.restore, entry.config, entry.state)
             model.batches = self._batches_since(entry)
             entry.model = model
+            if self._runs is not None:
+                await asyncio.to_thread(self._runs.begin, entry)
         self.models[entry.id] = self.models.pop(entry.id)  # the most recently used is the last
         return entry.model
 
@@ -261,14 +288,16 @@ class Service:
         """Return the batches that the next step applies: those since the last change of a model's state, or the last
         step that failed, which has dropped those before it."""
         batches: list[ClientBatch] = []
-        for number in self._journal.numbers(entry.id):
-            if number <= entry.applied or (result := self._journal.result(entry.id, number)) is None:
+        for number in self._journal.numbers(entry.id, "result"):
+            if number <= entry.applied:
                 continue
-            kind, body = self._journal.request(entry.id, number) or ("", b"")
-            if kind == "optim_step":
+            request, result = self._journal.request(entry.id, number), self._journal.result(entry.id, number)
+            if request is None or result is None:
+                continue
+            if request.kind == "optim_step":
                 batches = []
-            elif kind == "forward_backward" and result.media_type != FAILED:
-                batch = read_batch(body, self.trainer.limits)[2]
+            elif request.kind == "forward_backward" and result.media_type != FAILED:
+                batch = read_batch(request.body, self.trainer.limits)
                 batches += [] if batch.forward_only else [batch]
         return batches
 
@@ -285,39 +314,45 @@ class Service:
     # Models
 
     async def _create(self, owner: str, asked: bodies.CreateModel) -> dict[str, Any]:
-        self._check_base(asked.base_model)
         config = asked.lora_config
         if config.seed is None:
             config = config.model_copy(update={"seed": secrets.randbits(31)})
-        await self._add(owner, asked.base_model, config, asked.user_metadata, None, optimizer=False)
+        await self._add(owner, asked.base_model, config, asked.user_metadata)
         return {"model_id": owner, "type": "create_model"}
 
     async def _create_from(self, owner: str, asked: bodies.CreateFrom) -> dict[str, Any]:
         saved = self.checkpoints.get(asked.path)
-        base = asked.base_model or saved["base"]
-        self._check_base(base)
-        config = LoraConfig(**saved["config"])
-        await self._add(owner, base, config, asked.user_metadata, saved["state"], optimizer=asked.optimizer)
+        config, state = LoraConfig(**saved["config"]), (saved["state"], asked.optimizer)
+        await self._add(owner, asked.base_model or saved["base"], config, asked.user_metadata, state)
         return {"path": asked.path, "model_id": owner, "type": "load_weights"}
 
     async def _add(
-        self, owner: str, base: str, config: LoraConfig, metadata: Any, state: str | None, *, optimizer: bool
+        self, owner: str, base: str, config: LoraConfig, metadata: Any, state: tuple[str, bool] | None = None
     ) -> None:
+        """Add a model. state: key of the state that it begins with, and True if its optimizer is loaded too."""
+        self._checked(base)
         if owner in self.models:
             return  # created before a restart
         async with self._compute:
             self._make_room()
-            model = await asyncio.to_thread(self.trainer.create, owner, config)
+            model = await asyncio.to_thread(self.trainer.create, config)
             if state is not None:
-                await asyncio.to_thread(self.trainer.load, model, state, optimizer=optimizer)
+                await asyncio.to_thread(self.trainer.load, model, state[0], optimizer=state[1])
             entry = ModelEntry(owner, base, config, model.state, metadata=metadata, created=time.time(), model=model)
-            self._write("models", owner, entry.saved())
+            if self._runs is not None:
+                await asyncio.to_thread(self._runs.begin, entry)
+            self._write(entry.saved())
             self.models[owner] = entry
 
-    def _check_base(self, base: str) -> None:
+    def _checked(self, base: str) -> str:
+        """Return the name of a base. Raises SpecError for one that is not served."""
         if base not in self.place.names:
             names = ", ".join(repr(name) for name in self.place.names)
             raise SpecError.at("base_model", f"{base!r:.120} is not served here; expected {names}")
+        return base
+
+    def _write(self, data: dict[str, Any]) -> None:
+        write_json(self.place.root / "models" / f"{data['id']}.json", data)
 
     def model(self, model_id: str) -> ModelEntry:
         """Return a model. Raises HTTPException if it does not exist."""
@@ -331,45 +366,27 @@ class Service:
         if asked.path is not None:
             path = self.checkpoints.save(entry.id, "sampler_weights", asked, entry.content)
             return {"path": path, "type": "save_weights_for_sampler"}
-        session = entry.id.partition(":")[0]
-        sampler = (
-            f"{session}:sample:{number if asked.sampling_session_seq_id is None else asked.sampling_session_seq_id}"
-        )
-        self._write("samplers", sampler, {"base": entry.base, "state": entry.state, "path": None})
+        own = asked.sampling_session_seq_id
+        sampler = f"{session_of(entry.id)}:sample:{number if own is None else own}"
+        self.sessions.add_sampler(sampler, entry.base, entry.state)
         return {"sampling_session_id": sampler, "type": "save_weights_for_sampler"}
 
     def create_sampler(self, asked: bodies.CreateSampler) -> str:
         """Return the id of a sampling session. Raises HTTPException for unknown weights, SpecError for another base."""
-        self.session(asked.session_id)
+        self.sessions.get(asked.session_id)
         sampler = f"{asked.session_id}:sample:{asked.sampling_session_seq_id}"
         if asked.model_path is not None:
             saved = self.checkpoints.get(asked.model_path)
-            data = {"base": saved["base"], "state": saved["state"], "path": asked.model_path}
+            self.sessions.add_sampler(sampler, saved["base"], saved["state"], asked.model_path)
         else:
-            self._check_base(asked.base_model or "")
-            data = {"base": asked.base_model, "state": None, "path": None}
-        self._write("samplers", sampler, data)
+            self.sessions.add_sampler(sampler, self._checked(asked.base_model or ""))
         return sampler
 
-    def sampler(self, sampler: str) -> dict[str, Any]:
-        """Return a sampling session. Raises HTTPException if it does not exist."""
-        data = self._read("samplers", sampler)
-        if data is None:
-            raise HTTPException(404, f"no sampling session {sampler!r:.120}; create one")
-        return data
-
     def _state_of(self, sampler: str) -> Path | None:
-        data = self.sampler(sampler)
+        data = self.sessions.sampler(sampler)
         if data["path"] is not None:
             self.checkpoints.get(data["path"])  # it may have been deleted since
         return None if data["state"] is None else self.trainer.state(data["state"])
-
-    def _write(self, kind: str, name: str, data: dict[str, Any]) -> None:
-        write_json(self.place.root / kind / f"{name}.json", data)
-
-    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
-        path = self.place.root / kind / f"{name}.json"
-        return dict(read_json(path)) if is_id(name) and path.is_file() else None
 
 
 def _parse(kind: type[B], body: bytes) -> B:

@@ -28,7 +28,7 @@ from components.algorithms.policy.packing import pack
 from components.algorithms.policy.policy import Policy
 from components.algorithms.spec import CPU_PACK_TOKENS
 from components.artifacts.keys import json_digest
-from components.errors import ArtifactError, ResourceError, SpecError
+from components.errors import ArtifactError, SpecError
 from components.json_text import read_json, write_json
 from components.models.digests import folder_digest
 from components.models.distribution import Cut
@@ -50,8 +50,8 @@ ALGORITHM = "train_service"
 class Model:
     """Model of a client."""
 
-    id: str
     config: LoraConfig
+    lora: LoraSpec
     name: str
     """PEFT's name of its adapter."""
     adapter: Adapter
@@ -62,6 +62,8 @@ class Model:
     """Batches whose gradients the next step applies."""
     computed: int = 0
     """Number of them whose gradients are in memory."""
+    loss: float = 0.0
+    """Sum of their losses."""
 
 
 class AdapterTrainer:
@@ -79,17 +81,17 @@ class AdapterTrainer:
         self._identity = [VERSION, folder_digest(base_dir), spec.dtype]
         self._created = 0
 
-    def create(self, id: str, config: LoraConfig) -> Model:
+    def create(self, config: LoraConfig) -> Model:
         """Return a new model, whose outputs are those of the base, and write its state. Raises SpecError for layers
         that the base does not have."""
-        model = self._new(id, config, "")
+        model = self._new(config, "")
         key = json_digest([*self._identity, config.model_dump()])
         self._write(model, key, {})
         return model
 
-    def restore(self, id: str, config: LoraConfig, state: str) -> Model:
+    def restore(self, config: LoraConfig, state: str) -> Model:
         """Return a model in a saved state."""
-        model = self._new(id, config, state)
+        model = self._new(config, state)
         self._read(model, state, optimizer=True)
         return model
 
@@ -141,12 +143,12 @@ class AdapterTrainer:
         """Return the folder of a state."""
         return self._folder / key
 
-    def _new(self, id: str, config: LoraConfig, state: str) -> Model:
+    def _new(self, config: LoraConfig, state: str) -> Model:
         self._created += 1
-        name = f"model_{self._created}"
-        adapter = self._root.beside(self._lora(config), config.seed or 0, name, self._base_dir)
+        name, lora = f"model_{self._created}", self._lora(config)
+        adapter = self._root.beside(lora, config.seed or 0, name, self._base_dir)
         with self.policy.activate(name) as parameters:
-            return Model(id, config, name, adapter, AdamW(list(parameters.values()), lr=0.0), state)
+            return Model(config, lora, name, adapter, AdamW(list(parameters.values()), lr=0.0), state)
 
     def _lora(self, config: LoraConfig) -> LoraSpec:
         """Return the adapter of a client's model. Raises SpecError for layers that the base does not have."""
@@ -172,8 +174,10 @@ class AdapterTrainer:
     def _backward(self, model: Model, batch: ClientBatch) -> tuple[np.ndarray, np.ndarray]:
         with self.policy.activate(model.name):
             result = self._pass(batch)
-        if not math.isfinite(float(result[1].sum())):
+        loss = float(result[1].sum(dtype=np.float64))
+        if not math.isfinite(loss):
             raise SpecError.at("loss:sum", "not finite; this batch is left out of the next step")
+        model.loss += loss
         return result
 
     def _pass(self, batch: ClientBatch) -> tuple[np.ndarray, np.ndarray]:
@@ -204,12 +208,12 @@ class AdapterTrainer:
             "weight_decay": params.weight_decay,
         }
         model.optimizer.step()
-        return {"grad_norm": norm}
+        return {"grad_norm": norm, "loss:sum": model.loss}
 
     def _drop(self, model: Model) -> None:
         """Drop the batches of the next step, and their gradients."""
         model.optimizer.zero_grad()
-        model.batches, model.computed = [], 0
+        model.batches, model.computed, model.loss = [], 0, 0.0
 
     def _names(self, model: Model) -> list[str]:
         with self.policy.activate(model.name) as parameters:
@@ -239,9 +243,3 @@ class AdapterTrainer:
             names, scale = self._names(model), self.policy.loss_scale
             load_state(folder, algorithm=ALGORITHM, optimizer=model.optimizer, names=names, loss_scale=scale)
         model.state = key
-
-
-def check(spec: ModelSpec) -> None:
-    """Raise ResourceError for a base whose adapters the service does not train."""
-    if spec.dtype == "float16":
-        raise ResourceError("model.dtype = float16: gradients of clients would underflow; expected float32 or bfloat16")

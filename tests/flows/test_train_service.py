@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import math
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +22,25 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from components.artifacts import lock_file
 from components.errors import SpecError
 from components.inference.transformers.engine import TransformersEngine
 from components.models.spec import ModelSpec
 from components.models.untied import untied
 from components.models.weights import load_model, prepare
+from components.tracking.store import connect, local_uri
+from flows.experiment.compose import compose
+from flows.history.records import Records
+from flows.loop.policy import SETTINGS
+from flows.runs.clean import Cleaner
+from flows.runs.listing import RunFilter, list_runs
 from flows.train_service.app import create_app
 from flows.train_service.batch import BatchLimits, read_batch
 from flows.train_service.bodies import AdamParams, LoraConfig
+from flows.train_service.journal import Journal, StoredRequest
 from flows.train_service.messages import FLOAT32, INT64, PROTO_TYPE, message
+from flows.train_service.retention import FOLDER, LOCK, unneeded
+from flows.train_service.runs import ModelRuns
 from flows.train_service.sampler import Sampler
 from flows.train_service.service import ServedBase, Service
 from flows.train_service.trainer import AdapterTrainer
@@ -59,7 +71,9 @@ class Client:
     def result(self, answer: Any) -> Any:
         """Return the result of a request: JSON data, or a message's bytes."""
         assert answer.status_code == 200, answer.text
-        fetched = self.post("retrieve_future", {"request_id": answer.json()["request_id"]})
+        asked = {"request_id": answer.json()["request_id"]}
+        while (fetched := self.post("retrieve_future", asked)).status_code == 408:  # not computed yet
+            pass
         assert fetched.status_code == 200, fetched.text
         return fetched.content if fetched.headers["content-type"] == PROTO_TYPE else fetched.json()
 
@@ -71,10 +85,10 @@ class Client:
 
 
 @contextmanager
-def opened(base_dir: Path, root: Path) -> Iterator[Client]:
+def opened(base_dir: Path, root: Path, runs: ModelRuns | None = None) -> Iterator[Client]:
     engine = TransformersEngine(base_dir, max_length=64, device="cpu")
     place = ServedBase(("tiny",), "tiny", root)
-    service = Service(place, AdapterTrainer(base_dir, SPEC, root / "states"), Sampler(engine))
+    service = Service(place, AdapterTrainer(base_dir, SPEC, root / "states"), Sampler(engine), runs)
     with TestClient(create_app(service)) as http:
         yield Client(http, service)
 
@@ -149,9 +163,9 @@ def written_out(loss: str, logprob: torch.Tensor, given: dict[str, torch.Tensor]
 @pytest.mark.parametrize("loss", ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "several targets"])
 def test_gradient_of_each_loss_equals_that_of_its_formula_in_float64(base_dir, tmp_path, loss):
     trainer = AdapterTrainer(base_dir, SPEC, tmp_path)
-    model = trainer.create("m", LoraConfig(rank=4, seed=3))
+    model = trainer.create(LoraConfig(rank=4, seed=3))
     limits, random = BatchLimits(64, trainer.limits.vocabulary), np.random.default_rng(0)
-    warm = read_batch(supervised("m", 1), limits)[2]
+    warm = read_batch(supervised("m", 1), limits)
     trainer.forward_backward(model, warm)
     trainer.optimizer_step(model, AdamParams(learning_rate=1e-2))  # B is no longer zero
 
@@ -168,7 +182,7 @@ def test_gradient_of_each_loss_equals_that_of_its_formula_in_float64(base_dir, t
     if loss == "dro":
         options = {"beta": 0.2}
     name = "cross_entropy" if loss == "several targets" else loss
-    sent = read_batch(batch(data, name, options=options), limits)[2]
+    sent = read_batch(batch(data, name, options=options), limits)
     _, losses = trainer.forward_backward(model, sent)
     with trainer.policy.activate(model.name) as parameters:
         ours = {key: parameter.grad.double() for key, parameter in parameters.items()}
@@ -286,19 +300,128 @@ def test_a_request_that_was_accepted_is_computed_by_the_next_process(base_dir, t
         model = client.created()
         client.result(client.post("forward_backward", supervised(model, 1)))
         body = json.dumps(step(model, 2)).encode()
-        client.service._journal.add(model, 2, "optim_step", body)  # accepted, and then the process ends
+        client.service._journal.add(model, 2, StoredRequest.of("optim_step", body))  # and then the process ends
     with opened(base_dir, tmp_path) as client:
         fetched = client.post("retrieve_future", {"request_id": f"{model}:2"})
         assert fetched.json()["metrics"]["grad_norm"] > 0
 
 
+def test_requests_arrive_while_the_service_computes(client, monkeypatch):
+    """A client encodes and sends its next requests during a pass: its three requests are on disk before the first one
+    has ended."""
+    model, released, compute = client.created(), threading.Event(), client.service.trainer.forward_backward
+    monkeypatch.setattr(client.service.trainer, "forward_backward", lambda *args: released.wait(60) and compute(*args))
+    accepted = [
+        client.post("forward_backward", supervised(model, 1)),
+        client.post("optim_step", step(model, 2)),
+        client.post("forward_backward", supervised(model, 3)),
+    ]
+    assert [answer.status_code for answer in accepted] == [200] * 3
+    assert client.service._journal.numbers(model, "result") == [0]
+    released.set()
+    results = [client.result(answer) for answer in accepted]
+    losses = [message("ForwardBackwardOutput", result).metrics["loss:sum"] for result in results[::2]]
+    assert results[1]["metrics"]["loss:sum"] == losses[0] > losses[1]
+
+
+# Runs and retention
+
+
+def test_models_are_runs_that_continue_and_are_cleaned_when_no_client_needs_them(base_dir, tmp_path, monkeypatch):
+    spec = compose([*SETTINGS, "name=train_server", "model=tiny", f"root={tmp_path}"])
+    folder = tmp_path / FOLDER
+
+    def play(client: Client, model: str, first: int) -> list[float]:
+        losses = []
+        for number in (first, first + 2):
+            client.result(client.post("forward_backward", supervised(model, number)))
+            losses.append(client.result(client.post("optim_step", step(model, number + 1)))["metrics"]["loss:sum"])
+        return losses
+
+    with ModelRuns(spec, ["model=tiny"]) as runs, opened(base_dir, folder, runs) as client:
+        model, other, third = client.created(), client.created(rank=2), client.created(rank=3)
+        losses = play(client, model, 1)
+        play(client, other, 1)
+        saved = {"model_id": other, "seq_id": 5, "path": "w"}
+        client.result(client.post("save_weights", saved))
+        client.http.post(f"/api/v1/sessions/{other.partition(':')[0]}/finish", json={})
+        assert client.post("optim_step", step(other, 6)).status_code == 410
+        states = {name: client.service.models[name].state for name in (model, other, third)}
+        records = Records(tmp_path)
+        status = {run.id: records.status(run) for run in records.all()}
+        named = {entry.id: entry.run for entry in client.service.models.values()}
+        assert [status[named[name]] for name in (model, other, third)] == ["running", "finished", "running"]
+    with ModelRuns(spec, ["model=tiny"]) as runs, opened(base_dir, folder, runs) as client:
+        losses += play(client, model, 5)
+        states[model] = client.service.models[model].state
+        run = records.get(named[model])
+        assert (records.status(run), run.result["steps"]) == ("running", 4)
+        assert run.spec["model"]["lora"]["rank"] == 4
+        assert [listed.id for listed in list_runs(tmp_path, RunFilter(), "steps")] == [named[model], named[other]]
+    tracked = connect(local_uri(tmp_path), tmp_path).get_metric_history(named[model], "train/loss_sum")
+    assert [(point.step, point.value) for point in tracked] == [*enumerate(losses, 1)]
+
+    with open(folder / LOCK, "a+") as lock:
+        lock_file(lock, "the service", 1.0)
+        assert Cleaner(tmp_path).deletable() == []  # the service is running
+    cleaner = Cleaner(tmp_path, [named[third]])
+    cleaner.delete(cleaner.deletable())
+    assert {path.name for path in (folder / "states").iterdir()} == {states[model], states[other]}
+    assert [path.name for path in (folder / "sessions").iterdir()] == [model.partition(":")[0]]
+    assert {path.stem for path in (folder / "models").iterdir()} == {model, other}
+    with opened(base_dir, folder) as client:
+        again = client.post("optim_step", step(model, 8))  # its body was dropped, its result is there
+        assert client.result(again)["metrics"]["loss:sum"] == losses[-1]
+        assert client.post("optim_step", step(model, 8, weight_decay=0.5)).status_code == 400
+        client.result(client.post("forward_backward", supervised(model, 9)))
+        asked = {"session_id": model.partition(":")[0], "model_seq_id": 9, "optimizer": True}
+        copy = client.result(client.post("load_weights", {**asked, "path": f"tinker://{other}/weights/w"}))
+        assert client.service.models[copy["model_id"]].state == states[other]
+    now = time.time()
+    monkeypatch.setattr("flows.train_service.retention.time.time", lambda: now + 8 * 86400)
+    silent = {item.why for item in unneeded(folder, {named[model], named[other], ""})}
+    assert silent == {"its client has sent nothing for 7 days", "no model, checkpoint or sampling session needs it"}
+
+
 # Bad requests
+
+
+def test_a_failing_write_ends_the_request_with_an_error(client, monkeypatch):
+    """The disk is full: no request is left without a result, and the next step has the batches of which the client
+    knows."""
+    model, write = client.created(), Journal._write
+    client.result(client.post("forward_backward", supervised(model, 1)))
+    for number, suffix in ((2, "result"), (3, "request")):
+
+        def full(journal: Journal, owner: str, number: int, kind: str, *rest: Any, suffix: str = suffix) -> None:
+            if kind in (suffix, "result"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(journal, owner, number, kind, *rest)
+
+        monkeypatch.setattr(Journal, "_write", full)
+        failed = client.result(client.post("forward_backward", supervised(model, number)))
+        assert failed["category"] == "server"
+        assert "cannot write" in failed["error"]
+    monkeypatch.setattr(Journal, "_write", write)
+    twin = client.created()
+    client.result(client.post("forward_backward", supervised(twin, 1)))
+    expected = client.result(client.post("optim_step", step(twin, 2)))
+    assert client.result(client.post("optim_step", step(model, 4))) == expected
 
 
 def wrong(data: dict[str, Any] | None = None, loss: str = "cross_entropy", tokens: list[int] | None = None, **options):
     inputs = {"target_tokens": A[1:], "weights": [1.0] * 5} | (data or {})
     sent = {name: values for name, values in inputs.items() if values is not None}
     return batch([(tokens or A[:-1], sent)], loss, model="MODEL", options=options)
+
+
+def bomb() -> bytes:
+    """Return a batch of a few bytes that would need much memory if its sparse weights were written out."""
+    request = message("ForwardBackwardRequest", wrong())
+    weights = request.data[0].loss_fn_inputs["weights"]
+    weights.CopyFrom(message("Tensor", dtype=FLOAT32, shape=[5, 10**6]))
+    weights.sparse_csr.crow_indices = np.zeros(6, np.int64).tobytes()
+    return request.SerializeToString()
 
 
 BAD_BATCHES = {
@@ -313,6 +436,7 @@ BAD_BATCHES = {
     "unknown loss": (wrong(loss="gspo"), "'gspo' is not computed here; expected cross_entropy"),
     "unknown option": (wrong(beta=1.0), "loss_fn_config.beta: no option of cross_entropy"),
     "float targets": (wrong({"target_tokens": [1.0] * 5}), "type float32; expected int64"),
+    "sparse bomb": (bomb(), r"weights: sparse with shape \(5, 1000000\); expected at most 1048576 targets"),
     "no data": (batch([], "cross_entropy", model="MODEL"), "data: empty"),
     "no message": (b"\xff\xff\xff", "the body is no ForwardBackwardRequest"),
 }
@@ -403,6 +527,28 @@ def test_an_expired_checkpoint_is_not_listed(client, monkeypatch):
     monkeypatch.setattr("flows.train_service.checkpoints.time.time", lambda: now + 4000)
     assert client.post("weights_info", {"tinker_path": path}).status_code == 404
     assert client.http.get(f"/api/v1/training_runs/{model}/checkpoints").json()["checkpoints"] == []
+
+
+def test_checkpoints_and_sessions_are_listed(client):
+    model, path = client.created(), "/api/v1/training_runs"
+    session = model.partition(":")[0]
+    for number, name in ((1, "a"), (2, "b/c")):
+        client.result(client.post("save_weights", {"model_id": model, "seq_id": number, "path": name}))
+    listed = client.http.get("/api/v1/checkpoints", params={"limit": 1}).json()
+    assert [saved["tinker_path"] for saved in listed["checkpoints"]] == [f"tinker://{model}/weights/b/c"]
+    assert listed["cursor"]["total_count"] >= 2
+    assert client.http.put(f"{path}/{model}/checkpoints/weights/b/c/ttl", json={"ttl_seconds": 3600}).status_code == 204
+    assert client.http.put(f"{path}/{model}/checkpoints/weights/a/ttl", json={"ttl_seconds": 1}).status_code == 400
+    expiries = [
+        saved["expires_at"] is None for saved in client.http.get(f"{path}/{model}/checkpoints").json()["checkpoints"]
+    ]
+    assert expiries == [False, True]
+    assert client.http.get(f"{path}/{model}").json()["last_checkpoint"]["checkpoint_id"] == "weights/b/c"
+    assert client.http.get("/api/v1/sessions").json()["sessions"][0] == session
+    assert client.http.get(f"/api/v1/sessions/{session}").json()["training_run_ids"] == [model]
+    assert client.http.get("/api/v1/checkpoints", params={"limit": -1}).status_code == 422
+    for method, refused in (("post", "/api/v1/copy_weights"), ("get", "/api/v1/audit")):
+        assert "no such route" in client.http.request(method, refused).json()["error"]["message"]
 
 
 def test_a_deleted_checkpoint_is_neither_loaded_nor_sampled(client):

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import torch
 from components.errors import ContextOverflow, EngineError, PromptRefused, ResourceError, SpecError
 from components.inference import chat_completions, connection
 from components.inference import server as server_module
+from components.inference.access import check_key
 from components.inference.protocol import ChatRequest, Sampling
 from components.inference.request_bodies import RequestContext
 from components.inference.server import ListenOptions, ModelServer
@@ -307,6 +309,10 @@ def test_a_key_that_is_weak_or_no_header_is_refused():
         with pytest.raises(ResourceError, match="at least 16 printable ASCII characters") as caught:
             ModelServer(EchoEngine(), "shop", listen=ListenOptions(key=key))
         assert key not in str(caught.value)
+    with pytest.raises(ResourceError, match="which begin with tml-") as caught:
+        check_key("127.0.0.1", KEY, prefix="tml-")
+    command = shlex.split(str(caught.value).partition("Generate one: ")[2])
+    check_key("0.0.0.0", subprocess.check_output(command, text=True).strip(), prefix="tml-")
 
 
 def test_on_all_addresses_the_key_is_asked_for_and_any_host_passes():
