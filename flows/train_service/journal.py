@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from components.json_text import parse_json
 
@@ -74,12 +73,12 @@ class Journal:
     def request(self, owner: str, number: int) -> StoredRequest | None:
         """Return a request; None if there is none."""
         read = self._read(owner, number, "request")
-        return None if read is None else StoredRequest(*read[0], read[1])
+        return None if read is None else StoredRequest(*read[0], body=read[1])
 
     def result(self, owner: str, number: int) -> Result | None:
         """Return the result of a request; None before its end."""
         read = self._read(owner, number, "result")
-        return None if read is None else Result(*read[0], read[1])
+        return None if read is None else Result(*read[0], content=read[1])
 
     def numbers(self, owner: str, suffix: str = "request") -> list[int]:
         """Return the numbers of the requests of an owner, in order; or those that have a `result`."""
@@ -99,7 +98,7 @@ class Journal:
         part.write_bytes(json.dumps(head).encode() + b"\n" + body)
         os.replace(part, path)
 
-    def _read(self, owner: str, number: int, suffix: str) -> tuple[Any, bytes] | None:
+    def _read(self, owner: str, number: int, suffix: str) -> tuple[list[str], bytes] | None:
         try:
             head, _, body = (self._of(owner) / f"{number}.{suffix}").read_bytes().partition(b"\n")
         except FileNotFoundError:

@@ -38,7 +38,7 @@ from flows.train_service.journal import FAILED, Journal, Result, StoredRequest
 from flows.train_service.messages import PROTO_TYPE
 from flows.train_service.runs import ModelRuns
 from flows.train_service.sampler import Sampler
-from flows.train_service.sessions import Sessions, session_of
+from flows.train_service.sessions import ClientSessions, session_of
 from flows.train_service.trainer import AdapterTrainer, Model
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Service:
 
     def __init__(self, place: ServedBase, trainer: AdapterTrainer, sampler: Sampler, runs: ModelRuns | None = None):
         self.place, self.trainer, self._sampler, self._runs = place, trainer, sampler, runs
-        self.sessions, self._journal = Sessions(place.root / "sessions"), Journal(place.root / "sessions")
+        self.sessions, self._journal = ClientSessions(place.root / "sessions"), Journal(place.root / "sessions")
         self.checkpoints = Checkpoints(place.root / "checkpoints")
         self._done: dict[str, asyncio.Event] = {}
         """Event of each request that has no result yet."""
@@ -99,7 +99,7 @@ class Service:
         return [entry for entry in self.models.values() if session_of(entry.id) == session]
 
     async def finish_session(self, session: str, reason: dict[str, Any]) -> None:
-        """Finish a session, and the runs of its models. Raises HTTPException as `Sessions.get`."""
+        """Finish a session, and the runs of its models. Raises HTTPException as `ClientSessions.get`."""
         self.sessions.finish(session, reason)
         async with self._compute:  # a request of the session may still run
             for entry in self.models_of(session):

@@ -25,7 +25,7 @@ def session_of(owner: str) -> str:
     return owner.partition(":")[0]
 
 
-class Sessions:
+class ClientSessions:
     """Sessions below a folder."""
 
     def __init__(self, folder: Path):

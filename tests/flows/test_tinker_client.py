@@ -87,6 +87,14 @@ LOOP = """
     sampler = model.save_weights_and_get_sampling_client().result()
     print(sampler.sample(types.ModelInput.from_ints(tokens[:5]), 1, types.SamplingParams(max_tokens=5, seed=1)).result()
           .sequences[0].tokens, flush=True)
+    path, rest = model.save_state("w").result().path, tinker.RestClient()
+    rest.set_checkpoint_ttl_from_tinker_path(path, 3600).result()
+    saved, = rest.list_user_checkpoints().result().checkpoints
+    print(saved.checkpoint_id, saved.expires_at is not None, flush=True)
+    try:
+        rest.copy_weights(path, "project").result()
+    except tinker.NotFoundError as error:
+        print("no such route" in str(error), flush=True)
 """
 
 
@@ -106,7 +114,8 @@ def test_a_client_does_not_notice_that_the_service_is_killed(tmp_path):
             return [line for line in [*lines, *output.splitlines(keepends=True)] if "Retrying" not in line]
 
     undisturbed = played("whole", 0)
-    assert len(undisturbed) == 13
+    assert len(undisturbed) == 15
+    assert undisturbed[13:] == ["weights/w True\n", "True\n"]
     assert played("killed", 1) == undisturbed
 
 
@@ -117,6 +126,10 @@ PROGRAMS = {
         "max_steps=2", "save_every=1", "eval_every=0",
     ],
     "DPO": ["preference.dpo.train", "dataset=hhh", "batch_size=8", "max_length=512", "max_steps=2"],
+    "several turns": [
+        "multiplayer_rl.guess_number.train", "renderer_name=role_colon", "group_size=2", "batch_size=8", "max_tokens=8",
+        "max_steps=2", "eval_every=0", "save_every=0",
+    ],
     "on-policy distillation": [
         "distillation.on_policy_distillation", f"teacher_model={NAME}", "group_size=2", "groups_per_batch=4",
         "max_tokens=8", "lora_rank=8", "max_steps=2", "save_every=0", "eval_every=0",
