@@ -72,13 +72,15 @@ class Journal:
 
     def request(self, owner: str, number: int) -> StoredRequest | None:
         """Return a request; None if there is none."""
-        read = self._read(owner, number, "request")
-        return None if read is None else StoredRequest(*read[0], body=read[1])
+        if (read := self._read(owner, number, "request")) is None:
+            return None
+        (kind, digest), body = read
+        return StoredRequest(kind, digest, body)
 
     def result(self, owner: str, number: int) -> Result | None:
         """Return the result of a request; None before its end."""
         read = self._read(owner, number, "result")
-        return None if read is None else Result(*read[0], content=read[1])
+        return None if read is None else Result(read[0][0], read[1])
 
     def numbers(self, owner: str, suffix: str = "request") -> list[int]:
         """Return the numbers of the requests of an owner, in order; or those that have a `result`."""
