@@ -77,14 +77,15 @@ def page() -> str:
 
 def generated() -> str:
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
-    order = ["experiment", "task", "size", *(name for name in ExperimentSpec.model_fields if name in groups)]
+    order = ["experiment", "task", "size", "evolve", *(name for name in ExperimentSpec.model_fields if name in groups)]
     order.insert(order.index("reward") + 1, JUDGES)
     order.insert(order.index("compute") + 1, PLACES)
     assert set(order) == set(groups), f"a config group without a key: {set(groups) ^ set(order)}"
     parts = ["### The experiment", _table(_top_rows())]
-    for group in order[3:]:
+    for group in order[4:]:
         parts += [f"### {group}", _options(group), *_keys(group)]
     chosen = ["### Experiments", _options("experiment"), "### Tasks", _options("task"), "### Sizes", _options("size")]
+    chosen += ["### Methods of `flow=agent_evol`", _options("evolve")]
     return "\n\n".join([*chosen, *parts]) + "\n"
 
 

@@ -45,10 +45,11 @@ GROUPS = {
     "deploy": 6,
     "environment": 32,
     "evaluate": 1,
+    "evolve": 4,
     "experiment": 47,
     "data": 3,
     "feedback": 3,
-    "filter": 16,
+    "filter": 17,
     "flow": 7,
     "inference": len(ENGINES),
     "judge_model": len(JUDGE_MODELS),
@@ -190,6 +191,8 @@ def overrides(file: Path) -> list[str]:
         return [*lines, *NEEDED.get(f"{group}={option}", [])]
     if group == "judge_model":
         return ["reward=ruler", f"judge_model@reward.model={option}", *JUDGES[option]]
+    if group == "evolve":
+        return ["flow=agent_evol", f"evolve={option}"]
     lines = [f"{'+' if group in ('experiment', 'task') else ''}{group}={option}"]
     return [*lines, *needed(group, option)]
 

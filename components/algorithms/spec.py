@@ -141,6 +141,11 @@ class AlgorithmSpec(OptimizerSpec):
         return False
 
     @property
+    def compares(self) -> bool:
+        """True if it compares episodes with each other: those of a group, or of a type."""
+        return self.compares_within_group
+
+    @property
     def needs_reward_spread(self) -> bool:
         """True if a group with equal rewards has no training signal."""
         return False

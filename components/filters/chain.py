@@ -61,9 +61,16 @@ class Chain(ColumnFilter):
         return _Deciders(deciders)
 
 
+def combines(filter_: Target) -> bool:
+    """Return True for a configured chain, or another combination of named filters."""
+    kind = filter_.factory()
+    return isinstance(kind, type) and issubclass(kind, Chain)
+
+
 def links(filter_: Target) -> dict[str, Any]:
-    """Return the members of a configured chain by the suffix of their key path; of another filter, itself under ""."""
-    if filter_.factory() is not Chain or not isinstance(filter_.arguments.get("filters"), Mapping):
+    """Return the members of a configured combination by the suffix of their key path; of another filter, itself under
+    ""."""
+    if not combines(filter_) or not isinstance(filter_.arguments.get("filters"), Mapping):
         return {"": filter_}  # what is no mapping is refused where the chain is built
     return {
         f".filters.{name}{end}": link

@@ -27,7 +27,7 @@ from components.specs import nearest
 from flows.experiment import override_problems
 from flows.experiment.config_loader import CONF, PRIMARY, Loader
 from flows.experiment.defaults_problems import defaults_problems
-from flows.experiment.flow import SHARED_KEYS, unread_message
+from flows.experiment.flow import EVOLVE, SHARED_KEYS, unread_message
 from flows.experiment.override_problems import error_text
 
 EXPERIMENT = "experiment"
@@ -171,8 +171,8 @@ class ConfigTree:
                     problems.append(Problem(key, f"{earlier[-1]} chooses an option already; expected one of the two"))
                 elif chosen and line.startswith("+"):
                     problems.append(Problem(key, "an option of this group is already chosen", plain))
-                elif not chosen and key.lstrip("+~") in SHARED_KEYS:
-                    problems.append(Problem(key, unread_message(self.plain(used)["flow"])))
+                elif not chosen and key.lstrip("+~") in (*SHARED_KEYS, EVOLVE):
+                    problems.append(Problem(key, unread_message(self.plain(used)["flow"], key)))
                 elif not chosen and not line.startswith(("+", "~")):
                     problems.append(Problem(key, "no option of this group is chosen yet: add one with +", f"+{plain}"))
                 else:

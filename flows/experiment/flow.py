@@ -18,6 +18,8 @@ from components.specs.component_path import is_below, locate, target_error
 
 SHARED_KEYS = ("rounds", "fork", "early_stopping", "warmup", "replay", "ewc", "feedback", "reward_model", "data")
 """Top-level keys that only some recipes read."""
+EVOLVE = "evolve"
+"""Config group of the ways to train that flow=agent_evol has."""
 DEFAULT_FLOW = "flows.recipes.online_rl.online_rl"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,7 +113,7 @@ def reads(flow: Mapping[str, Any], key: str, allow: list[str]) -> bool:
     return key.partition(".")[0] in getattr(function, "reads", SHARED_KEYS)
 
 
-def unread_message(flow: Mapping[str, Any]) -> str:
-    """Return the message for a shared key that a recipe does not read."""
-    name = str(flow["_target_"]).rpartition(".")[2]
-    return f"flow={name} does not read it; remove it, or choose a flow that does, such as flow=online_rl"
+def unread_message(flow: Mapping[str, Any], key: str = "") -> str:
+    """Return the message for a shared key, or the group `evolve`, that a recipe does not read."""
+    name, other = str(flow["_target_"]).rpartition(".")[2], "agent_evol" if key == EVOLVE else "online_rl"
+    return f"flow={name} does not read it; remove it, or choose a flow that does, such as flow={other}"

@@ -14,12 +14,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from components.errors import Problem, SpecError
+from components.errors import SpecError
 from components.specs import Target, validate
 from flows.experiment.checks import worlds
 from flows.experiment.flow import recipe
 from flows.experiment.spec import ExperimentSpec
-from flows.recipes.agent_evol import EvolveFrom
+from flows.recipes.episodes import Episodes
+from flows.recipes.generations import EvolveFrom, evolve
+from flows.recipes.rounds import Round
 from flows.recipes.run import Run
 from flows.recipes.stage_calls import PolicyVersion
 
@@ -46,23 +48,16 @@ def self_evolve(
     if variations:
         run.refuse_overlap()
     environments = list(_environments(spec, variations or [{}]))
-    start, demonstrations = run.warm_up(run.begin())
-    generations = [[] if spec.algorithm.compares_within_group else demonstrations]
-    for round in run.rounds(start):
+
+    def gather(round: Round) -> list[Episodes]:
         environment = environments[(round.number - 1) % len(environments)]
-        generations.append(round.gather(run.using(environment=environment) if variations else None))
-        window = generations[-keep_generations:] if keep_generations else generations
-        policies = {"base": PolicyVersion(), "start": start, "last": round.policy}
-        round.train([episodes for generation in window for episodes in generation], start=policies[evolve_from])
-    return run.policy
+        return round.gather(run.using(environment=environment) if variations else None)
+
+    return evolve(run, gather, evolve_from=evolve_from, keep=keep_generations)
 
 
 def _environments(spec: ExperimentSpec, variations: list[Variation]) -> Iterator[Target]:
-    """Yield the environment of each variation. Raises SpecError for an invalid one, and for settings of the experiment
-    that exclude generations or variations."""
-    if spec.algorithm.needs_sampled_tokens:
-        text = f"{spec.algorithm.name} learns from tokens of the current policy, and generations are of earlier ones"
-        raise SpecError([Problem("algorithm.name", f"{text}; expected sft, dpo or another preference algorithm")])
+    """Yield the environment of each variation. Raises SpecError for an invalid one."""
     data = spec.required_environment.model_dump(mode="json")
     for number, variation in enumerate(variations):
         path = f"flow.variations.{number}"

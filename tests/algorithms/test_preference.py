@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from components.algorithms.preference import losses
 from components.algorithms.preference.kto_trainer import KTOTrainer
+from components.algorithms.preference.pair_trainers import DPOTrainer
 from components.algorithms.preference.spec import DPOSpec, IPOSpec, KTOSpec, ORPOSpec, PreferenceSpec
 from components.algorithms.preference.trainer import Example
 from components.trajectories.schema import Trajectory
@@ -108,6 +110,32 @@ def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, tmp_p
             assert row.token_ids[:start] == own.sequences[0].token_ids[:start]
             other = answers[tuple(row.token_ids[start:])]
             assert (other.group != own.group) == (len(sizes) > 1)
+
+
+def test_pairs_of_a_type_are_each_good_episode_with_a_failure_drawn_from_all_scenarios(base_dir, tmp_path):
+    trajectories = batch(seed=3, groups=8, size=5)
+    for number, trajectory in enumerate(trajectories):
+        kind = ("few", "many", "many", "unbeaten")[number // 5 % 4]
+        trajectory.scenario = replace(trajectory.scenario, type=kind)
+        trajectory.reward = 1.0 if kind == "unbeaten" else (0.0, 0.4, 0.6, 1.0, 1.0)[number % 5]
+    spec = DPOSpec(**COMMON, pairs="type", threshold=0.6, min_margin=0.3)
+
+    def drawn(seed):
+        context = make_context(
+            make_policy(base_dir), None, trajectories, base_dir=base_dir, scratch=tmp_path, seed=seed
+        )
+        trainer = DPOTrainer(spec, context)
+        examples = trainer.training_examples(trainer.episodes())
+        return [tuple(trajectories[episode.place] for episode in example.episodes) for example in examples]
+
+    pairs = drawn(1)
+    good = [row for row in trajectories if row.reward >= 0.6 and row.scenario.type != "unbeaten"]
+    assert [winner.id for winner, _ in pairs] == [row.id for row in good]
+    assert all(winner.scenario.type == failure.scenario.type for winner, failure in pairs)
+    assert {(winner.reward, failure.reward) for winner, failure in pairs} == {(1.0, 0.0), (1.0, 0.4), (0.6, 0.0)}
+    assert any(winner.group != failure.group for winner, failure in pairs)
+    assert drawn(1) == pairs
+    assert drawn(2) != pairs
 
 
 def run(base_dir, folder, spec, trajectories, **more):

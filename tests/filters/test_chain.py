@@ -1,4 +1,4 @@
-"""Chains of filters, and AgentEvol's selection as a chain."""
+"""Chains and unions of filters, and AgentEvol's selection as a chain."""
 
 from __future__ import annotations
 
@@ -130,6 +130,23 @@ def test_the_selection_of_agent_evol(subtests):
                 rewards = sorted((row.reward for row in distinct), reverse=True)
                 assert {row.id for row in chosen} < {row.id for row in distinct}
                 assert sorted((row.reward for row in chosen), reverse=True) == rewards[: -(-len(rewards) * 3 // 10)]
+
+
+def test_failures_are_kept_beside_the_selection_of_agent_evol():
+    draw = random.Random(2)
+    rows = [
+        episode(str(number), sample, reward=draw.choice([0.0, 0.3, 0.49, 0.5, 0.98, 0.99, 1.0, None]))
+        for number in range(40)
+        for sample in range(4)
+    ]
+    share = "filter.filters.{}share.share=0.5"
+    alone = compose(["filter=agent_evol", "algorithm=sft", share.format("")]).filter.build()
+    both = compose(["filter=agent_evol_with_failures", share.format("winners.filters.")]).filter.build()
+    for row, winner, reason in zip(rows, reasons(alone, rows), reasons(both, rows), strict=True):
+        if winner == "kept" or (row.reward is not None and row.reward <= 0.49):
+            assert reason == "kept"
+        else:
+            assert reason == ("unscored" if row.reward is None else f"winners/{winner}")
 
 
 def test_distinct_compares_with_remaining_episodes_only():

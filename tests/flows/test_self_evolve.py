@@ -48,6 +48,11 @@ def test_preferences_are_learned_from_attempts_without_demonstrations(tmp_path):
     assert run.requests["train[2]"].inputs["reference"] == run.keys["train[sft]"]
 
 
+def test_a_policy_gradient_trains_on_its_own_generation(tmp_path):
+    run = Recorder(tmp_path, flow={**EVOLVE, "keep_generations": 1}, algorithm={"name": "grpo"})
+    assert [trained_on(run, generation) for generation in (1, 2)] == [["collect[1]"], ["collect[2]"]]
+
+
 def test_a_policy_that_judges_itself_is_that_of_the_generation(tmp_path):
     model = {"name": "policy", "max_tokens": 64, "longest": 3000}
     critic = {"_target_": "components.rewards.judges.critic.Critic", "model": model}
@@ -76,7 +81,11 @@ REFUSED = [
         {"flow": {**EVOLVE, "variations": [{"seed": 1}]}, "collect": {"scenarios": 4, "group_size": 2, "overlap": 1}},
         "collect.overlap: 1: flow=self_evolve chooses the environment of a round when it begins",
     ),
-    ({"algorithm": {"name": "grpo"}}, "algorithm.name: grpo learns from tokens of the current policy"),
+    ({"algorithm": {"name": "grpo"}}, "flow.keep_generations: 3: grpo learns from tokens of the current policy"),
+    (
+        {"algorithm": {"name": "grpo"}, "flow": {**EVOLVE, "keep_generations": None, "evolve_from": "base"}},
+        "flow.evolve_from: base: (.|\n)*flow.keep_generations: null: ",
+    ),
     ({"flow": {**EVOLVE, "variations": []}}, "flow.variations"),
     ({"flow": {**EVOLVE, "keep_generations": 0}}, "flow.keep_generations"),
 ]

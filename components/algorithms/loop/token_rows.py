@@ -27,6 +27,7 @@ _SCHEMA = pa.schema(
     [
         ("place", pa.int64()),
         ("group", pa.string()),
+        ("type", pa.string()),
         ("reward", pa.float64()),
         ("weight", pa.float64()),
         ("role", pa.string()),
@@ -51,6 +52,8 @@ class TokenRow:
     role: str = ""
     group: str = ""
     """Group of its episode, where the loss compares episodes."""
+    type: str = ""
+    """Type of its scenario, where the loss compares episodes."""
     reward: float = 0.0
     """Reward of its episode, where the loss compares episodes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,24 @@ from components.trajectories.groups import pairs
 
 if TYPE_CHECKING:
     from components.algorithms.preference.spec import DPOSpec, IPOSpec, PairSpec
+
+
+def pairs_of_type(
+    episodes: Sequence[PreferenceEpisode], threshold: float, min_margin: float, seed: int
+) -> list[tuple[PreferenceEpisode, PreferenceEpisode]]:
+    """Return each episode with a reward of at least `threshold`, with one below it of the same type, drawn at random
+    among those whose reward is lower by more than `min_margin`. An episode without such a failure is left out."""
+    draw = random.Random(seed)
+    failures: dict[str, list[PreferenceEpisode]] = {}
+    for episode in episodes:
+        if episode.reward < threshold:
+            failures.setdefault(episode.type, []).append(episode)
+    result = []
+    for winner in (episode for episode in episodes if episode.reward >= threshold):
+        worse = [failure for failure in failures.get(winner.type, ()) if winner.reward - failure.reward > min_margin]
+        if worse:
+            result.append((winner, draw.choice(worse)))
+    return result
 
 
 @dataclass(frozen=True)
@@ -42,8 +61,12 @@ class PairTrainer(PreferenceTrainer):
         """Return the mean loss and the (P,) margins."""
 
     def training_examples(self, episodes: Sequence[PreferenceEpisode]) -> list[Example]:
-        ranked = pairs(episodes, lambda episode: episode.reward, self.spec.pairs, self.spec.min_margin)
-        return [Example(pair) for pair in ranked]
+        spec = self.spec
+        if spec.pairs == "type":
+            chosen = pairs_of_type(episodes, spec.threshold, spec.min_margin, self._context.seed)
+        else:
+            chosen = pairs(episodes, lambda episode: episode.reward, spec.pairs, spec.min_margin)
+        return [Example(pair) for pair in chosen]
 
     def loss(
         self, batch: Sequence[Example], sum_E: torch.Tensor, reference_E: torch.Tensor, index_of: dict[int, int]

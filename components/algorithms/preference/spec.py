@@ -15,6 +15,9 @@ from components.trajectories.feedback_episodes import Learns
 if TYPE_CHECKING:
     from components.algorithms.trainer import Trainer, TrainingContext
 
+THRESHOLD = 0.5
+"""Smallest reward of a good episode, by default."""
+
 
 class ReferenceSpec(Spec):
     """Reference policy of a preference algorithm, and the likelihood term that keeps its good episodes likely."""
@@ -52,9 +55,12 @@ class PreferenceSpec(DecaySpec):
 class PairSpec(PreferenceSpec):
     """Hyperparameters of the algorithms that learn from pairs of episodes."""
 
-    pairs: Literal["best_worst", "all"] = "best_worst"
+    pairs: Literal["best_worst", "all", "type"] = "best_worst"
     """Pairs of episodes per scenario: the best with the worst (`best_worst`), or every two episodes with different
-    rewards (`all`)."""
+    rewards (`all`). `type`: each good episode with a failure of the same type of scenario, drawn from all rounds of the
+    training."""
+    threshold: float = Field(THRESHOLD, exclude_if=lambda threshold: threshold == THRESHOLD)
+    """With `pairs: type`, the smallest reward of a good episode; the others are failures."""
     min_margin: float = Field(0.0, ge=0)
     """Largest reward difference at which a pair is left out."""
 
@@ -62,14 +68,23 @@ class PairSpec(PreferenceSpec):
 
     @property
     def compares_within_group(self) -> bool:
+        return self.pairs != "type"
+
+    @property
+    def compares(self) -> bool:
         return True
 
     @property
     def needs_reward_spread(self) -> bool:
-        return True
+        return self.compares_within_group
+
+    def problems(self) -> Iterator[Problem]:
+        if self.pairs != "type" and self.threshold != THRESHOLD:
+            text = f"{self.threshold:g}: only pairs of a type have a threshold; expected {THRESHOLD}, or pairs=type"
+            yield Problem("algorithm.threshold", text)
 
     def round_problems(self, rounds: RoundFacts) -> Iterator[Problem]:
-        if rounds.group_size == 1:
+        if rounds.group_size == 1 and self.compares_within_group:
             yield Problem(
                 "collect.group_size",
                 f"1: {self.name} compares two episodes of a scenario; expected at least 2, or algorithm=kto",
@@ -117,7 +132,7 @@ class KTOSpec(ReferenceSpec, PreferenceSpec):
 
     name: Literal["kto"] = "kto"
     batch_size: int = Field(16, ge=2)
-    threshold: float = 0.5
+    threshold: float = THRESHOLD
     """Smallest reward of a good episode."""
     good_weight: float = Field(1.0, ge=0)
     """Weight of good episodes in the loss."""

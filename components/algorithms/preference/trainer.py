@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import torch
 
 from components.algorithms.loop import distributed, schedule
@@ -55,6 +56,8 @@ class PreferenceEpisode:
     place: int
     """Position among the trajectories of the training."""
     group: str
+    type: str
+    """Type of its scenario."""
     reward: float
     sequences: Sequence[TokenSequence]
     """Sequences of its histories."""
@@ -133,17 +136,18 @@ class PreferenceTrainer(Trainer):
             sequences = examples(chat, [trajectory], longest)
             if len(sequences) < sum(any(history.sampled_mask()) for history in trajectory.histories):
                 return []
-            facts: dict[str, Any] = {"group": trajectory.group, "reward": trajectory.reward}
+            scenario = trajectory.scenario
+            facts: dict[str, Any] = {"group": scenario.id, "type": scenario.type, "reward": trajectory.reward}
             return [TokenRow(place, row["input_ids"], row["targets"], **facts) for row in sequences]
 
         rows = tokenized(self._context.scratch, self._context.trajectories, rows_of)
-        groups, rewards = rows.column("group").dictionary_encode(), rows.column("reward").to_pylist()
-        names, group_R = groups.dictionary.to_pylist(), groups.indices.to_pylist()
+        group_R, type_R = (_shared_texts(rows.column(name)) for name in ("group", "type"))
+        rewards = rows.column("reward").to_pylist()
         episodes, first = [], 0
         for place, members in groupby(rows.column("place").to_pylist()):
             end = first + sum(1 for _ in members)
             sequences = EpisodeSequences(rows, first, end)
-            episodes.append(PreferenceEpisode(place, names[group_R[first]], rewards[first], sequences))
+            episodes.append(PreferenceEpisode(place, group_R[first], type_R[first], rewards[first], sequences))
             first = end
         return episodes
 
@@ -211,3 +215,10 @@ class PreferenceTrainer(Trainer):
         indexed_sequences = [(index, packed) for index, episode in enumerate(episodes) for packed in episode.sequences]
         packs = pack([packed for _, packed in indexed_sequences], self._settings.pack_size, padded=self._policy.padded)
         return [(torch.tensor([indexed_sequences[member][0] for member in packed.members]), packed) for packed in packs]
+
+
+def _shared_texts(column: pa.Array) -> list[str]:
+    """Return the texts of a column, equal ones as the same object."""
+    encoded = column.dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    return [texts[index] for index in encoded.indices.to_pylist()]

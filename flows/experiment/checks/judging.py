@@ -14,7 +14,7 @@ from components.evaluation.judge_drift import TESTS, level, smallest_p
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.exceptions import described
 from components.filters.among import Among
-from components.filters.chain import Chain, links
+from components.filters.chain import combines, links
 from components.inference.spec import InferenceSpec
 from components.rewards.llm.spec import asked_by
 from components.rewards.protocol import ReadingReward
@@ -270,7 +270,7 @@ def filters(filter: Target, warmup: WarmupSpec | None) -> Iterator[Problem]:
     """Check that `filter` and `warmup.filter` are filters and can be built."""
     for path, target in [("filter", filter), *([("warmup.filter", warmup.filter)] if warmup else [])]:
         problems = [problem for end, link in links(target).items() for problem in _filter(f"{path}{end}", link)]
-        yield from problems or (_filter_build_problems(path, target) if target.factory() is Chain else ())
+        yield from problems or (_filter_build_problems(path, target) if combines(target) else ())
 
 
 def filtered_scenarios(

@@ -10,6 +10,7 @@ from components.compute.spec import ComputeSpec
 from components.deployment.spec import DeploySpec
 from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
+from components.filters.any_of import AnyOf
 from components.filters.best import Best
 from components.filters.chain import links
 from components.filters.distinct import Distinct
@@ -99,11 +100,19 @@ def signal(filter: Target, algorithm: AlgorithmSpec, collect: CollectSpec, round
                 path,
                 f"signal keeps groups whose rewards differ, but {algorithm.name} {reason}; expected filter=everything",
             )
-        elif kind is Best and part.arguments.get("count", 1) == 1 and algorithm.compares_within_group:
+        elif kind is not Best or part.arguments.get("count", 1) != 1 or filter.factory() is AnyOf:
+            continue
+        elif algorithm.compares_within_group:
             yield Problem(
                 f"{path}.count",
                 f"1: keeps one episode per group, but {algorithm.name} compares episodes within a group; "
                 f"expected {path}.count=2 or more, filter=signal, or algorithm=sft",
+            )
+        elif algorithm.compares:
+            yield Problem(
+                f"{path}.count",
+                f"1: keeps the best episode per group, but {algorithm.name} compares it with failures of its type; "
+                "expected filter=agent_evol_with_failures, or algorithm=sft",
             )
     if collect.refills and all(_keeps_every_scenario(part) for part in parts.values()):
         yield Problem(
