@@ -65,16 +65,18 @@ def _read_steps(columns: RowColumns) -> DataExample:
 def _messages(number: int, step: Mapping[str, Any], *, native: bool) -> list[Message]:
     """Return the message of a step and its observation."""
     thought, action, observation = (_text(step.get(name)) for name in ("thought", "action", "observation"))
-    given = parsed(step.get("action_input"))
-    written = json.dumps(without_nulls(given), ensure_ascii=False) if isinstance(given, Mapping) else _text(given)
+    arguments = parsed(step.get("action_input"))
+    written = (
+        json.dumps(without_nulls(arguments), ensure_ascii=False) if isinstance(arguments, Mapping) else _text(arguments)
+    )
     calls: list[ToolCall] = []
     if action == ANSWER:
         lines = [*_line("Thought: ", thought), written if native else f"{ANSWER}: {written}"]
     elif native and action:
-        if not isinstance(given or {}, Mapping):
+        if not isinstance(arguments or {}, Mapping):
             raise RowProblem(f"step {number}: action_input of the tool {action}: expected a JSON object")
         calls, lines = [ToolCall(f"call_{number}", action, written or "{}")], _line("", thought)
-    elif isinstance(given, Mapping):
+    elif isinstance(arguments, Mapping):
         lines = [*_line("Thought: ", thought), f"Action: {action} {written}"]
     else:
         lines = [*_line("Thought: ", thought), *_line("Action: ", action), *_line("Action Input: ", written)]
@@ -109,9 +111,9 @@ def _labels(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     rows = []
     for number, step in enumerate(steps):
         quality = step.get("quality")
-        given = {**(quality if isinstance(quality, Mapping) else {STEP_LABELS: quality})}
-        given |= {name: step[name] for name in DIMENSIONS if step.get(name) is not None}
-        row = {name: _number(number, name, value) for name, value in given.items() if value is not None}
+        scores = {**(quality if isinstance(quality, Mapping) else {STEP_LABELS: quality})}
+        scores |= {name: step[name] for name in DIMENSIONS if step.get(name) is not None}
+        row = {name: _number(number, name, value) for name, value in scores.items() if value is not None}
         rows.append({STEP_LABELS: fmean(row.values()), **row} if row else row)
         if rows[number].keys() != rows[0].keys():
             raise RowProblem(f"step {number}: expected the labels of step 0 ({', '.join(rows[0]) or 'none'})")
@@ -175,8 +177,8 @@ def _parts(message: Message) -> dict[str, Any]:
         return {"thought": thought, "action": ANSWER, "action_input": text}
     if (call_text := _OBJECT.fullmatch(text)) and isinstance(parsed(call_text[2]), dict):
         return {"thought": thought, "action": call_text[1], "action_input": parsed(call_text[2])}
-    action, _, given = text.partition("\nAction Input: ")
-    return {"thought": thought, "action": action, "action_input": given}
+    action, _, written = text.partition("\nAction Input: ")
+    return {"thought": thought, "action": action, "action_input": written}
 
 
 STEPS = Form(
