@@ -20,7 +20,7 @@ from components.algorithms.trainer import PolicyTrainingRequest, TrainedModule, 
 from components.errors import ArtifactError, ResourceError
 from components.models import trained_weights
 from components.trajectories.schema import Trajectory
-from components.trajectories.selected import SelectedTrajectories
+from components.trajectories.streamed import StreamedTrajectories
 
 if TYPE_CHECKING:
     from components.algorithms.policy.policy import Policy
@@ -132,7 +132,7 @@ def _policy_and_trajectories(
     from components.algorithms.loop.mapped_episodes import mapped
 
     sampled = algorithm.needs_sampled_tokens
-    if isinstance(request.trajectories, SelectedTrajectories):
+    if isinstance(request.trajectories, StreamedTrajectories):
         policy = _policy(request)
         prepare = _prepare(request.base_dir, _vocabulary(policy), sampled=sampled)
         if not sampled:

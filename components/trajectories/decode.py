@@ -9,7 +9,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -216,9 +216,16 @@ def heads(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
     return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
-def samplers(batch: pa.RecordBatch) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Return policy and sampling parameters of each trajectory. Equal policies are one object."""
-    return zip(map(sys.intern, texts(batch.column("policy"))), _jsons(batch.column("sampling")), strict=True)
+HEAD_COLUMNS = ("id", "scenario", "sample", "failure", "policy", "sampling", "histories.list.element.agent")
+"""Columns of trajectories, besides the joined reward, that `head_trajectories` reads."""
+
+
+def head_trajectories(batch: pa.RecordBatch) -> Iterator[Trajectory]:
+    """Yield the trajectories of a batch of `HEAD_COLUMNS`; their histories have a role only."""
+    roles = _lists(lambda array: texts(array.field("agent")), batch.column("histories"))
+    for head, sampling, agents in zip(heads(batch), _shared_jsons(batch.column("sampling")), roles, strict=True):
+        histories = [History([], agent=sys.intern(agent)) for agent in agents]
+        yield Trajectory(histories=histories, sampling=sampling, **head)
 
 
 def conversation_rows(batch: pa.RecordBatch) -> Iterable[tuple[str, list[History], list[dict[str, Any]]]]:

@@ -6,11 +6,10 @@ single episode is read with its row group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from components.trajectories import decode, store
 from components.trajectories.columns import Array, EpisodeColumns
 from components.trajectories.groups import separate
 from components.trajectories.schema import Trajectory
+from components.trajectories.streamed import StreamedTrajectories
 
 
 @dataclass(frozen=True)
@@ -30,33 +30,18 @@ class SelectedFiles:
     """Selection; None: all episodes."""
 
 
-class SelectedTrajectories(Sequence[Trajectory]):
+class SelectedTrajectories(StreamedTrajectories):
     """Episodes of `store.read_scored`, of one collection after the other. Groups of a scenario that several collections
     share are separate (`groups.separate`).
 
-    components: join the components of the scores as metrics. change: function that is applied to each episode.
+    components: join the components of the scores as metrics.
     """
 
-    def __init__(
-        self,
-        collections: Sequence[SelectedFiles],
-        *,
-        components: bool = False,
-        change: Callable[[Trajectory], Trajectory] = lambda trajectory: trajectory,
-    ):
+    def __init__(self, collections: Sequence[SelectedFiles], *, components: bool = False):
         self._collections = collections
         self._components = components
-        self._change = change
-
-    def map(self, change: Callable[[Trajectory], Trajectory]) -> SelectedTrajectories:
-        """Return the episodes with a further change, which is applied whenever an episode is read."""
-        earlier = self._change
-        return SelectedTrajectories(
-            self._collections, components=self._components, change=lambda trajectory: change(earlier(trajectory))
-        )
 
     def share(self, rank: int, size: int) -> Iterator[tuple[int, Trajectory]]:
-        """Yield the episodes that process `rank` of `size` decodes, with their positions."""
         place = number = 0
         for index, files in enumerate(self._collections):
             for batch in store.scored_batches(
@@ -68,27 +53,15 @@ class SelectedTrajectories(Sequence[Trajectory]):
                 place += len(batch)
                 number += 1
 
-    def __iter__(self) -> Iterator[Trajectory]:
-        return (trajectory for _, trajectory in self.share(0, 1))
-
-    def samplers(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the policy and the sampling parameters of each episode, without `change`; these columns only are
-        read."""
-        for files in self._collections:
-            names = ["id", "policy", "sampling"]
-            for batch in store.scored_batches(files.trajectories, files.scores, files.selection, columns=names):
-                yield from decode.samplers(batch)
+    def heads(self) -> Iterator[Trajectory]:
+        for index, files in enumerate(self._collections):
+            for batch in store.scored_batches(
+                files.trajectories, files.scores, files.selection, columns=decode.HEAD_COLUMNS
+            ):
+                yield from (self._finished(head, index) for head in decode.head_trajectories(batch))
 
     def __len__(self) -> int:
         return sum(map(len, self._rows))
-
-    @overload
-    def __getitem__(self, place: int) -> Trajectory: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Trajectory]: ...
-    def __getitem__(self, place: int | slice) -> Trajectory | list[Trajectory]:
-        places = range(len(self))[place]
-        return self._at(places) if isinstance(places, int) else list(map(self._at, places))
 
     def _at(self, place: int) -> Trajectory:
         for index, (files, rows) in enumerate(zip(self._collections, self._rows, strict=True)):
@@ -103,7 +76,7 @@ class SelectedTrajectories(Sequence[Trajectory]):
     def _finished(self, trajectory: Trajectory, collection: int) -> Trajectory:
         if trajectory.group in self._earlier_groups[collection]:
             trajectory = separate(trajectory, f"@+{collection}")
-        return self._change(trajectory)
+        return trajectory
 
     @cached_property
     def _rows(self) -> list[Array]:

@@ -9,6 +9,7 @@ needs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -72,11 +73,11 @@ def token_policies(trajectory: Trajectory) -> list[list[str]]:
 
 def off_policy_tokens(trajectories: Iterable[Trajectory], version: str) -> float:
     """Return the share of sampled tokens that a policy other than `version` sampled; 0 without sampled tokens."""
-    sampled = [
+    sampled = Counter(
         policy
         for trajectory in trajectories
         for history in token_policies(trajectory)
         for policy in history
         if policy != NOT_SAMPLED
-    ]
-    return sum(policy != version for policy in sampled) / len(sampled) if sampled else 0.0
+    )
+    return (total - sampled[version]) / total if (total := sampled.total()) else 0.0

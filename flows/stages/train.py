@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,8 @@ def training_request(
     from components.algorithms.train import policy_digest
     from components.algorithms.trainer import PolicyTrainingRequest, Rounds
     from components.models.weights import prepare
-    from components.trajectories.versions import off_policy_tokens
+    from components.trajectories.streamed import heads
+    from components.trajectories.versions import VERSIONS, off_policy_tokens
 
     algorithm, costs = spec.algorithm, spec.algorithm.constraints
     scored = _scored(inputs, components=bool(costs))
@@ -97,7 +99,7 @@ def training_request(
     if spec.roles is not None:
         trajectories = _restricted(trajectories, spec.roles)
     if algorithm.needs_sampled_tokens:
-        samplers = list(_samplers(trajectories))
+        samplers = [(head.policy, VERSIONS in head.sampling) for head in heads(trajectories)]
         if off_policy := sum(policy != version for policy, _ in samplers):
             figures["off_policy"] = off_policy / len(samplers)  # share of episodes sampled from another policy
             if any(several for _, several in samplers):
@@ -135,28 +137,19 @@ def training_request(
     return request, figures
 
 
-def _samplers(trajectories: Sequence[Trajectory]) -> Iterator[tuple[str, bool]]:
-    """Yield the policy of each episode, and True if later ones continued it. Of episodes in files, these columns only
-    are read."""
-    from components.trajectories.selected import SelectedTrajectories
-    from components.trajectories.versions import VERSIONS
-
-    if isinstance(trajectories, SelectedTrajectories):
-        return ((policy, VERSIONS in sampling) for policy, sampling in trajectories.samplers())
-    return ((trajectory.policy, VERSIONS in trajectory.sampling) for trajectory in trajectories)
-
-
-def _restricted(trajectories: Sequence[Trajectory], roles: list[str]) -> list[Trajectory]:
+def _restricted(trajectories: Sequence[Trajectory], roles: list[str]) -> Sequence[Trajectory]:
     """Return the trajectories with the histories of these roles, without trajectories that have none. Raises SpecError
     if no trajectory has a history of one of the roles."""
     from components.trajectories.roles import restrict, role_names
+    from components.trajectories.streamed import Pick, PickedTrajectories, heads
 
-    present = {role for trajectory in trajectories for role in role_names(trajectory)}
-    if trajectories and (missing := [role for role in roles if role not in present]):
-        text = f"{missing[0]}: no episode has a history of this role; there are {', '.join(sorted(present))}"
+    present = [role_names(head) for head in heads(trajectories)]
+    names = {role for roles in present for role in roles}
+    if present and (missing := [role for role in roles if role not in names]):
+        text = f"{missing[0]}: no episode has a history of this role; there are {', '.join(sorted(names))}"
         raise SpecError([Problem("flow.order", text)])
-    restricted = [restrict(trajectory, roles) for trajectory in trajectories]
-    return [trajectory for trajectory in restricted if trajectory.histories]
+    places = [place for place, roles_present in enumerate(present) if not {*roles}.isdisjoint(roles_present)]
+    return PickedTrajectories([Pick(trajectories, places, partial(restrict, roles=roles))])
 
 
 def _rounds(inputs: Inputs, prefix: str = "") -> list[int]:

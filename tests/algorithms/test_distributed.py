@@ -17,6 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from components.algorithms.continual.replay import mixed
+from components.algorithms.continual.spec import ReplaySpec
 from components.algorithms.distillation.spec import DistillSpec
 from components.algorithms.policy import sharded
 from components.algorithms.policy_gradient.spec import GRPOSpec
@@ -24,7 +26,7 @@ from components.algorithms.ppo.spec import PPOSpec
 from components.algorithms.preference.spec import DPOSpec, KTOSpec
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
 from components.algorithms.sft.spec import SFTSpec
-from components.algorithms.spec import AlgorithmSpec
+from components.algorithms.spec import AlgorithmSpec, CostSpec
 from components.models.fused_lora import fuse
 from components.models.spec import LoraSpec
 from components.trajectories.schema import Score, Trajectory
@@ -103,8 +105,9 @@ KINDS += [(kind, name) for kind in ("all weights learn", "in parts", "in parts, 
 
 def episodes() -> list[Trajectory]:
     trajectories = batch(groups=5)
-    for trajectory in trajectories:
+    for number, trajectory in enumerate(trajectories):
         assert trajectory.reward is not None
+        trajectory.metrics = {"slips": float(number % 2)}
         trajectory.step_rewards = [trajectory.reward / 2, trajectory.reward]
     return trajectories
 
@@ -425,7 +428,14 @@ def test_the_estimate_of_the_state_is_what_two_processes_hold(base_dir, together
 SMALL = {"learning_rate": 1e-3, "pack_tokens": 64}
 TRAININGS: dict[str, AlgorithmSpec | RewardTrainingSpec] = {
     "grpo": GRPOSpec(  # a guard strikes in each step, and each training measures old log-probabilities
-        minibatches=2, epochs=2, kl_coefficient=0.1, kl_in="reward", max_kl=1e-9, high_kl="warn", **SMALL
+        minibatches=2,
+        epochs=2,
+        kl_coefficient=0.1,
+        kl_in="reward",
+        max_kl=1e-9,
+        high_kl="warn",
+        costs={"slips": CostSpec(limit=0.25, initial=1.0)},
+        **SMALL,
     ),
     "ppo": PPOSpec(epochs=2, minibatches=2, value="model", **SMALL, value_pretraining_steps=2),
     "sft": SFTSpec(batch_size=4, **SMALL),
@@ -453,7 +463,10 @@ def one_training(base_dir: Path, name: str, folder: Path, on_step: Callable[[dic
     else:
         written = next(parent for parent in folder.parents if (parent / "episodes.parquet").exists())
         in_files = SelectedTrajectories([SelectedFiles(written / "episodes.parquet", written / "scores.parquet", None)])
-        given = episodes() if folder.name == "alone" else in_files
+        given = in_files
+        if name == "grpo":
+            given, _ = mixed(ReplaySpec(share=0.5), in_files, [in_files], version="v", compared=True, seed=1)
+        given = [*given] if folder.name == "alone" else given
         train(spec, DROPOUT, base_dir, given, start=None, reference=None, out=out, scratch=scratch, **recorded)
     return out
 

@@ -30,7 +30,8 @@ ROUNDS = [of("b", 1), of("a", 2)]
 
 def draw(spec: ReplaySpec, fresh=None, earlier=ROUNDS, seed=0, compared=True, version="c"):
     fresh = FRESH if fresh is None else fresh
-    return mixed(spec, fresh, earlier, version=version, compared=compared, seed=seed)
+    trajectories, counts = mixed(spec, fresh, earlier, version=version, compared=compared, seed=seed)
+    return [*trajectories], counts
 
 
 @pytest.mark.parametrize(("share", "groups"), [(0.0, 0), (0.5, 6), (0.9, 12)])

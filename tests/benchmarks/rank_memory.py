@@ -1,11 +1,12 @@
 """Memory of each process of a policy gradient, by the number of episodes of the round.
 
-    python tests/benchmarks/rank_memory.py [--rows 8000 24000] [--processes 1] [--step 256] [--json]
+    python tests/benchmarks/rank_memory.py [--rows 8000 24000] [--processes 1] [--step 256]
+        [--setting order | replay | costs] [--json]
 
 Episodes of four turns with tools, about 350 tokens and their log-probabilities, in groups of 8 (`streaming.episodes`).
 The training prepares the whole round and takes its first gradient step, on `--step` episodes, with a tiny random model.
 A peak is the most memory of its own (RssAnon) that a process held: mapped files are shared, and the system can drop
-them.
+them. A setting adds `flow.order`, `replay` of an earlier round of as many episodes, or `algorithm.costs`.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8000, 24000], help="episodes of the round")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--step", type=int, default=256, help="episodes of a gradient step")
+    parser.add_argument("--setting", choices=["order", "replay", "costs"])
     parser.add_argument("--json", action="store_true", help="print the result as JSON, nothing else")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.folder is not None:
-        print(json.dumps(train(options.folder, options.rows[0] // options.step)))
+        print(json.dumps(train(options.folder, options.rows[0] // options.step, options.setting)))
         return
     results = []
     for rows in options.rows:
@@ -58,6 +60,7 @@ def measured(options: argparse.Namespace, folder: Path, rows: int) -> list[dict[
         port = str(probe.getsockname()[1])
     shared = {"WORLD_SIZE": str(options.processes), "LOCAL_WORLD_SIZE": str(options.processes)}
     command = [sys.executable, __file__, "--rows", str(rows), "--step", str(options.step), "--folder", str(folder)]
+    command += ["--setting", options.setting] if options.setting else []
     ranks = [
         subprocess.Popen(
             command,
@@ -88,13 +91,17 @@ def write(folder, rows):
 """
 
 
-def train(folder: Path, minibatches: int) -> dict[str, float]:
+def train(folder: Path, minibatches: int, setting: str | None) -> dict[str, float]:
     """Take the first gradient step. Return the peak before and during it."""
     import torch
 
+    from components.algorithms.continual.replay import mixed
+    from components.algorithms.continual.spec import ReplaySpec
     from components.algorithms.policy_gradient.spec import GRPOSpec
+    from components.algorithms.spec import CostSpec
     from components.models.weights import prepare
-    from flows.stages.train import _scored
+    from components.trajectories.roles import MAIN
+    from flows.stages.train import _restricted, _scored
     from tests.algorithms.builders import MODEL, train_in
 
     if SIZE > 1:
@@ -104,7 +111,8 @@ def train(folder: Path, minibatches: int) -> dict[str, float]:
     base_dir = prepare(MODEL, folder / "models")
     names = ("trajectories", "scores", "selection")
     inputs = {name: argparse.Namespace(path=folder) for name in names}
-    spec = GRPOSpec(minibatches=max(1, minibatches), max_kl=1e9)  # the tokens are random
+    costs = {"turns": CostSpec(limit=4.0)} if setting == "costs" else None
+    spec = GRPOSpec(minibatches=max(1, minibatches), max_kl=1e9, costs=costs)  # the tokens are random
     start, before = time.perf_counter(), own_mb()
     peak, running = [before], threading.Event()
 
@@ -116,7 +124,11 @@ def train(folder: Path, minibatches: int) -> dict[str, float]:
         raise Enough
 
     threading.Thread(target=watch, daemon=True).start()
-    scored = _scored(inputs)  # as the train stage reads them
+    scored = _scored(inputs, components=bool(costs))  # as the train stage reads them
+    if setting == "order":
+        scored = _restricted(scored, [MAIN])
+    elif setting == "replay":
+        scored, _ = mixed(ReplaySpec(), scored, [scored], version="v", compared=True, seed=0)
     torch.set_num_threads(1)
     try:
         train_in(folder / "training", spec, base_dir, scored, on_step=stop, model=MODEL.model_copy(update=LONG))

@@ -16,11 +16,13 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from components.algorithms.continual.spec import ReplaySpec
 from components.trajectories.groups import by_scenario, have_spread, separate
 from components.trajectories.parts import DEMONSTRATION_POLICIES
 from components.trajectories.schema import Trajectory
+from components.trajectories.streamed import Pick, PickedTrajectories, heads
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +40,9 @@ def mixed(
     version: str,
     compared: bool,
     seed: int,
-) -> tuple[list[Trajectory], dict[str, float]]:
+) -> tuple[PickedTrajectories, dict[str, float]]:
     """Return the trajectories of this round with groups drawn from earlier rounds (`earlier`, the latest first), and
-    counts of replayed and stale trajectories. Rounds in files are read twice, and only what is drawn stays in memory.
+    counts of replayed and stale trajectories. Rounds in files stay there.
 
     version: version of the policy in training. compared: True if the algorithm learns only from groups whose rewards
     differ, so that only these are drawn and counted in the share.
@@ -62,11 +64,9 @@ def mixed(
     replay_count = min(round(len(fresh_groups) * spec.share / (1 - spec.share)), len(candidates))
     drawn = sorted(random.Random(f"{seed} {version}").sample(range(len(candidates)), replay_count))
     chosen = [fact for index in drawn for fact in candidates[index]]
-    read = {0: _read(fresh, rounds[0])}
+    picks = [Pick(fresh, [fact.place for fact in rounds[0]])]
     for ago, round_ in enumerate(earlier, 1):
-        read[ago] = _read(round_, [fact for fact in chosen if fact.ago == ago])
-    current = [read[0][fact.place] for fact in rounds[0]]
-    replayed = [_renamed(read[fact.ago][fact.place], fact.ago) for fact in chosen]
+        picks.append(Pick(round_, [fact.place for fact in chosen if fact.ago == ago], partial(_renamed, ago=ago)))
     if stale:
         listed = ", ".join(fact.id for fact in stale[:MAX_LISTED])
         log.warning(
@@ -74,13 +74,13 @@ def mixed(
             "training and are left out: %s%s",
             *(len(stale), spec.max_staleness, listed, " and others" if len(stale) > MAX_LISTED else ""),
         )
-    counts = {"replayed_groups": len(drawn), "replayed": len(replayed), "stale": len(stale)}
-    return current + replayed, {name: float(count) for name, count in counts.items()}
+    counts = {"replayed_groups": len(drawn), "replayed": len(chosen), "stale": len(stale)}
+    return PickedTrajectories(picks), {name: float(count) for name, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Facts of an episode by which it is chosen. Others are read only once it is."""
+    """Facts of an episode by which it is chosen."""
 
     ago: int
     """Rounds since it was collected."""
@@ -94,22 +94,13 @@ class _Facts:
 
 
 def _facts(trajectories: Sequence[Trajectory], ago: int) -> list[_Facts]:
-    """Return the facts of the trajectories of a round, with unique names. One trajectory is in memory at a time, if
-    they are in files."""
+    """Return the facts of the trajectories of a round, with unique names."""
     facts = []
-    for place, trajectory in enumerate(trajectories):
+    for place, trajectory in enumerate(heads(trajectories)):
         named = _renamed(trajectory, ago) if ago else trajectory
         reward = trajectory.reward if trajectory.failure is None else None
         facts.append(_Facts(ago, place, named.id, named.group, trajectory.policy, reward))
     return facts
-
-
-def _read(trajectories: Sequence[Trajectory], facts: Sequence[_Facts]) -> dict[int, Trajectory]:
-    """Return the trajectories of a round that were chosen, by their positions."""
-    places = {fact.place for fact in facts}
-    if not places:
-        return {}
-    return {place: trajectory for place, trajectory in enumerate(trajectories) if place in places}
 
 
 def _renamed(trajectory: Trajectory, ago: int) -> Trajectory:

@@ -8,6 +8,7 @@ asked for, and only the latest `ROWS_PER_BATCH * BATCHES_IN_MEMORY` episodes sta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ class MappedTrajectory(Trajectory):
             raise AttributeError(name)
         file, batch, row = self._place
         return getattr(self._decoded(file, batch)[row], name)
+
+    def __copy__(self) -> MappedTrajectory:
+        """Return a copy with the same part in memory."""
+        copy = object.__new__(MappedTrajectory)
+        for name in (*Trajectory.__slots__, *MappedTrajectory.__slots__):
+            with suppress(AttributeError):
+                setattr(copy, name, object.__getattribute__(self, name))
+        return copy
 
 
 def mapped(

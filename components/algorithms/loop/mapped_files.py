@@ -14,7 +14,7 @@ import pyarrow as pa
 from components.algorithms.loop import distributed
 from components.errors import ResourceError
 from components.trajectories.schema import Trajectory
-from components.trajectories.selected import SelectedTrajectories
+from components.trajectories.streamed import share
 
 
 def write_share(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]], per_batch: int) -> list[Path]:
@@ -44,7 +44,4 @@ def open_mapped(file: Path) -> pa.ipc.RecordBatchFileReader:
 
 def own_share(episodes: Sequence[Trajectory]) -> Iterable[tuple[int, Trajectory]]:
     """Return the episodes that this process reads, with their positions."""
-    rank, size = distributed.rank(), distributed.size()
-    if isinstance(episodes, SelectedTrajectories):
-        return episodes.share(rank, size)
-    return list(enumerate(episodes))[rank::size]
+    return share(episodes, distributed.rank(), distributed.size())

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,8 +66,8 @@ def update_multipliers(
 def subtract_costs(
     spec: PolicyGradientSpec, trajectories: Sequence[Trajectory], multipliers: Multipliers
 ) -> list[Trajectory]:
-    """Return the trajectories with r' as their reward. With `credit: turns`, step rewards are divided by the same
-    factor and the costs are subtracted from the last one. Raises ArtifactError if an episode lacks a cost."""
+    """Return copies of the trajectories with r' as their reward. With `credit: turns`, step rewards are divided by the
+    same factor and the costs are subtracted from the last one. Raises ArtifactError if an episode lacks a cost."""
     divisor = 1 + math.fsum(multipliers.values()) if spec.cost_scaling else 1.0
     result = []
     for trajectory in trajectories:
@@ -77,8 +78,10 @@ def subtract_costs(
         cap = math.inf if spec.reward_cap is None else spec.reward_cap
         penalty = math.fsum(value * _cost(trajectory, name) for name, value in multipliers.items())
         steps = [*trajectory.step_rewards[:-1], *(last - penalty for last in trajectory.step_rewards[-1:])]
-        reward = (min(trajectory.reward, cap) - penalty) / divisor
-        result.append(replace(trajectory, reward=reward, step_rewards=[step / divisor for step in steps]))
+        changed = copy(trajectory)
+        changed.reward = (min(trajectory.reward, cap) - penalty) / divisor
+        changed.step_rewards = [step / divisor for step in steps]
+        result.append(changed)
     return result
 
 
