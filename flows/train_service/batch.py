@@ -20,6 +20,7 @@ import numpy as np
 from components.algorithms.client_losses import LOSSES, ClientLoss
 from components.algorithms.policy.packing import TokenSequence
 from components.errors import Problem, SpecError
+from components.inference.refusals import SHOWN_PROBLEMS
 from flows.train_service.messages import FLOAT32, INT64, message
 
 TARGETS = "target_tokens"
@@ -53,7 +54,8 @@ class BatchLimits:
 
 
 def read_batch(body: bytes, limits: BatchLimits) -> ClientBatch:
-    """Return the batch of a request. Raises SpecError with the first problem of each datum."""
+    """Return the batch of a request. Raises SpecError with the first problem of each datum, for the first invalid
+    ones."""
     try:
         request = message("ForwardBackwardRequest", body)
     except ValueError as error:
@@ -84,6 +86,8 @@ def read_batch(body: bytes, limits: BatchLimits) -> ClientBatch:
             columns.append({name: np.full(shape, value, np.float32) for name, value in options.items()} | tensors)
         except SpecError as error:
             problems += [Problem(f"data[{index}].{problem.path}", problem.message) for problem in error.problems]
+            if len(problems) > SHOWN_PROBLEMS:  # each of many invalid ones may be large when it is written out
+                break
     if problems:
         raise SpecError(problems)
     inputs = {name: np.concatenate([column[name].reshape(-1) for column in columns]) for name in columns[0]}
