@@ -100,6 +100,12 @@ def signal(filter: Target, algorithm: AlgorithmSpec, collect: CollectSpec, round
                 path,
                 f"signal keeps groups whose rewards differ, but {algorithm.name} {reason}; expected filter=everything",
             )
+        elif algorithm.imitates and filter.factory() is AnyOf and part.arguments.get("maximum") is not None:
+            yield Problem(
+                path,
+                f"keeps failures, and {algorithm.name} makes every kept episode more likely; expected "
+                "filter=agent_evol, or algorithm=kto",
+            )
         elif kind is not Best or part.arguments.get("count", 1) != 1 or filter.factory() is AnyOf:
             continue
         elif algorithm.compares_within_group:
