@@ -161,6 +161,25 @@ def calibration_chart(bins: Sequence[Mapping[str, Any]]) -> str:
     return _svg("Truth by decile of the score", [*axes, *shapes])
 
 
+def preference_chart(bins: Sequence[Mapping[str, float]]) -> str:
+    """Return a chart of the observed share of pairs ranked right over the predicted probability, with the diagonal of a
+    calibrated reward model."""
+    ticks_x, ticks = [0.5, 0.6, 0.7, 0.8, 0.9, 1.0], [0.0, 0.25, 0.5, 0.75, 1.0]
+    place_x, place_y = _scale_x(ticks_x), _scale_y(ticks)
+    points = [(place_x(bin_["predicted"]), place_y(bin_["observed"])) for bin_ in bins]
+    shapes = [
+        f'<line class="chance" x1="{place_x(0.5):.1f}" y1="{place_y(0.5):.1f}" x2="{place_x(1):.1f}" '
+        f'y2="{place_y(1):.1f}"/>'
+    ]
+    shapes += [f'<path class="line" d="{_path(points)}"/>'] if len(points) > 1 else []
+    for bin_, (x, y) in zip(bins, points, strict=True):
+        text = (
+            f"predicted {percent(bin_['predicted'])}: observed {percent(bin_['observed'])}, {bin_['pairs']:.0f} pairs"
+        )
+        shapes.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{escape(text)}</title></circle>')
+    return _svg("Calibration", [*_axes(ticks_x, place_x, ticks, place_y, percent, percent), *shapes])
+
+
 def roc_chart(points: Sequence[tuple[float, float]]) -> str:
     """Return a chart of the true positive rate over the false positive rate; empty text if there are no points."""
     if not points:

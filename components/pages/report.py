@@ -62,6 +62,12 @@ class RewardTraining:
     """Accuracy on the same pairs before this training."""
     earlier: float | None = None
     """Accuracy on the held-out pairs of earlier policies."""
+    epochs: Sequence[tuple[float | None, float | None]] = ()
+    """Accuracy of each epoch: on the training pairs as they were read, and on held-out pairs at its end."""
+    calibration: Sequence[Mapping[str, float]] = ()
+    """Bins of held-out pairs: `predicted` probability, `observed` share, number of `pairs`."""
+    calibration_error: float | None = None
+    """Mean difference of the two, by pairs."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +240,7 @@ def render(report: Report) -> str:
         headline=_headline(report),
         curves=[*_curves(report.rounds), *_times(report.rounds, report.round_stages)],
         reward_accuracy=_reward_accuracy(report.reward_models),
+        reward_calibration=_reward_calibration(report.reward_models),
         figures=list(dict.fromkeys(key for values in report.rounds for key in values)),
         breakdowns=_breakdowns(report.evaluations),
         examples=episodes.choose(report.evaluations),
@@ -308,6 +315,21 @@ def _reward_accuracy(trainings: Sequence[RewardTraining]) -> dict[str, Any] | No
     legend = [(f"r{index % COLOURS}", label) for index, label in enumerate(series)]
     note = "on episodes of the policy after the round"
     return {"title": "Held-out accuracy", "note": note, "svg": svg, "legend": legend} if svg else None
+
+
+def _reward_calibration(trainings: Sequence[RewardTraining]) -> list[dict[str, Any]]:
+    """Return a chart for each training with held-out pairs: observed share by predicted probability."""
+    drawn = [training for training in trainings if training.calibration]
+    return [
+        {
+            "title": f"Calibration of model {training.model}, step {training.step}",
+            "note": f"share of held-out pairs ranked right by predicted probability; mean difference "
+            f"{percent(training.calibration_error)}",
+            "svg": charts.preference_chart(training.calibration),
+            "legend": [],
+        }
+        for training in drawn
+    ]
 
 
 def _breakdowns(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

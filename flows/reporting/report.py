@@ -276,10 +276,27 @@ def _reward_models(outcome: RunOutcome) -> list[RewardTraining]:
             accuracy=model.metrics.get("heldout_accuracy"),
             before=model.metrics.get("heldout_accuracy_before"),
             earlier=model.metrics.get("heldout_accuracy_earlier"),
+            epochs=_epochs(model.metrics),
+            calibration=_bins(model.metrics),
+            calibration_error=model.metrics.get("calibration_error"),
         )
         for step, models in outcome.reward_models.items()
         for number, model in enumerate(models, 1)
     ]
+
+
+def _epochs(metrics: Mapping[str, float]) -> list[tuple[float | None, float | None]]:
+    """Return training and held-out accuracy of each epoch."""
+    numbers = sorted({int(name.split("/")[1]) for name in metrics if name.startswith("epoch/")})
+    names = ("accuracy", "heldout_accuracy")
+    return [tuple(metrics.get(f"epoch/{number}/{name}") for name in names) for number in numbers]  # type: ignore[misc]
+
+
+def _bins(metrics: Mapping[str, float]) -> list[dict[str, float]]:
+    """Return the bins of the calibration, in ascending order."""
+    starts = sorted({name.split("/")[1] for name in metrics if name.startswith("calibration/")})
+    names = ("predicted", "observed", "pairs")
+    return [{name: metrics[f"calibration/{start}/{name}"] for name in names} for start in starts]
 
 
 def round_figures(artifacts: dict[str, Artifact]) -> dict[str, float]:

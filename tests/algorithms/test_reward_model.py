@@ -22,6 +22,7 @@ from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode, packs
 from components.algorithms.reward_models.examples import LabelledEpisode, Pair, gather
 from components.algorithms.reward_models.model import RewardModel
+from components.algorithms.reward_models.pair_accuracy import calibration
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
 from components.algorithms.reward_models.trainer import backward
 from components.algorithms.trainer import JudgedCollection
@@ -297,6 +298,43 @@ def test_it_learns_which_episode_is_better_on_scenarios_it_has_not_seen(base_dir
     assert metrics["heldout_accuracy"] == 1.0
     card = reward_card.read_card(out)
     assert (card.kind, list(card.heads)) == (spec.name, ["overall"])
+
+
+def test_accuracy_by_epoch_is_that_of_shorter_trainings(base_dir, tmp_path):
+    spec = RewardModelSpec(**{**COMMON, "batch_size": 5, "held_out": 0.4, "epochs": 3, "learning_rate": 1e-3})
+    trajectories = task(groups=10)
+    out, metrics = run(base_dir, tmp_path / "3", spec, trajectories)
+    for epochs in (1, 2):
+        _, shorter = run(base_dir, tmp_path / str(epochs), spec.model_copy(update={"epochs": epochs}), trajectories)
+        assert metrics[f"epoch/{epochs}/heldout_accuracy"] == shorter["heldout_accuracy"]
+        assert metrics[f"epoch/{epochs}/accuracy"] == shorter[f"epoch/{epochs}/accuracy"]
+    assert metrics["epoch/3/heldout_accuracy"] == metrics["heldout_accuracy"]
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    steps, pairs = len(log) // 3, int(metrics["pairs"])
+    sizes = [5] * (steps - 1) + [pairs - 5 * (steps - 1)]
+    right = [round(step["accuracy"] * size) for step, size in zip(log[:steps], sizes, strict=True)]
+    assert metrics["epoch/1/accuracy"] == pytest.approx(sum(right) / pairs)
+    assert sum(value for name, value in metrics.items() if name.endswith("/pairs")) == metrics["heldout_pairs"]
+
+
+def test_calibration_compares_predicted_and_observed_shares():
+    logit = math.log(0.83 / 0.17)  # the model is 83 % sure
+    measured = calibration([logit, logit, -logit, 0.0, -40.0, 800.0])
+    assert measured == pytest.approx(
+        {
+            "calibration/0.5/predicted": 0.5,
+            "calibration/0.5/observed": 0.5,
+            "calibration/0.5/pairs": 1,
+            "calibration/0.8/predicted": 0.83,
+            "calibration/0.8/observed": 2 / 3,
+            "calibration/0.8/pairs": 3,
+            "calibration/0.9/predicted": 1.0,
+            "calibration/0.9/observed": 0.5,
+            "calibration/0.9/pairs": 2,
+            "calibration_error": (3 * (0.83 - 2 / 3) + 2 * 0.5) / 6,
+        }
+    )
+    assert calibration([]) == {}
 
 
 def test_heads_learn_their_components_and_may_disagree(base_dir, tmp_path):

@@ -42,7 +42,8 @@ from components.algorithms.reward_models.card import CARD, Card, RewardHead, che
 from components.algorithms.reward_models.data import RewardEpisode, packs
 from components.algorithms.reward_models.examples import Example, LabelledEpisode, Pair, ScenarioSplit, gather
 from components.algorithms.reward_models.model import RewardModel, vocabulary_digest
-from components.algorithms.trainer import RewardTrainingRequest, TrainingContext
+from components.algorithms.reward_models.pair_accuracy import by_epoch, calibration
+from components.algorithms.trainer import RewardTrainingRequest, StepMetrics, TrainingContext
 from components.errors import ArtifactError, ResourceError
 from components.models.spec import ModelSpec
 from components.models.weights import load_tokenizer
@@ -57,8 +58,9 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
     """Train a reward model and write it to the folder `request.out` (`model`).
 
     Returns the means of the metrics, and the share of held-out pairs of the newest collection whose better episode has
-    the higher score (`heldout_accuracy`). A model that is trained further also reports `heldout_accuracy_before`, the
-    accuracy before this training; with earlier collections, `heldout_accuracy_earlier` is the accuracy on their pairs.
+    the higher score (`heldout_accuracy`), also by epoch, with the calibration of the scores (`pair_accuracy`). A model
+    that is trained further also reports `heldout_accuracy_before`, the accuracy before this training; with earlier
+    collections, `heldout_accuracy_earlier` is the accuracy on their pairs.
     Raises ArtifactError if a head of a new model has no training example or `start` does not fit, and TrainingDiverged
     if a guard stops the training; then nothing is written.
     """
@@ -105,17 +107,32 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
     guarded_step = GuardedStep(
         spec, context, partial(backward, spec, policy), lambda example: example.episodes[0].trajectory
     )
+    batches = examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step)
+    first = step
+
+    def gradient_step(batch: Sequence[Example], number: int) -> StepMetrics:
+        """Take a step; at the end of an epoch before the last, measure the held-out accuracy as well."""
+        metrics = guarded_step(batch, number)
+        taken = number - first
+        if taken % (len(batches) // spec.epochs) or taken == len(batches):
+            return metrics
+        with policy.without_any_dropout():
+            pairs = held_out(spec, policy, [], {"": data.compared})
+        return metrics | {name: value for name, value in pairs.items() if name == "heldout_accuracy"}
+
     with unfinished.save_on_interrupt():
         logs = take_gradient_steps(
             context,
-            examples_by_step(data.train, spec.epochs, spec.batch_size, seed, step),
-            guarded_step,
+            batches,
+            gradient_step,
             [spec.learning_rate],
             lambda number, _: schedule.warmup_share(spec, number),
         )
     with policy.without_any_dropout():
         score_RH = policy.scores(data.episodes, spec.pack_size, distributed.share)
         measured |= held_out(spec, policy, data.held_out, {"": data.compared, "_earlier": data.compared_earlier})
+    accuracy = measured.get("heldout_accuracy")
+    measured |= by_epoch(logs, spec.epochs, len(data.train), spec.batch_size, accuracy)
     guards = TrainingGuards(scratch)
     if distributed.first():
         unfinished.write_log(out, guards)
@@ -182,6 +199,8 @@ def held_out(
         if all_margins := [margin for column in margins.values() for margin in column]:
             measured[f"heldout_accuracy{suffix}"] = sum(margin > 0 for margin in all_margins) / len(all_margins)
             measured[f"heldout_margin{suffix}"] = math.fsum(all_margins) / len(all_margins)
+            if not suffix and not spec.learns_turn_labels:
+                measured |= calibration(all_margins)
         if len(names) > 1:
             for head, column in sorted(margins.items()):
                 measured[f"heldout_accuracy{suffix}/{head}"] = sum(margin > 0 for margin in column) / len(column)
