@@ -25,6 +25,7 @@ from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment import fork, run_models
 from flows.experiment.prerequisites import check_keys, check_model, refuse
+from flows.experiment.prompts import check_prompts
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Records, RunRecord, recording
@@ -185,6 +186,7 @@ def _open_terminal(checked: _Checked, stack: ExitStack) -> _Terminal:
     for model in (spec.model, *spec.teachers(), *spec.judges()):
         check_weights(model, context.cache)
     check_model(spec, context.cache)
+    check_prompts(spec, context.cache, prepares=True)
     if spec.deploy.mode != "none" and spec.deploy.target is not None:
         deployment.check(spec)
     stack.enter_context(redirect_stdout(sys.stderr))  # stdout is for the result only

@@ -30,6 +30,7 @@ SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
     ".arrow": "arrow",
+    ".txt": "text",
 }
 """Formats by file suffix."""
 _METADATA = {"dataset_info.json", "dataset_dict.json", "dataset_infos.json", "state.json", "manifest.json"}
@@ -50,7 +51,7 @@ class DataFile:
     path: str
     """Path in the filesystem."""
     format: str
-    """Format: `jsonl`, `json`, `parquet`, `csv` or `arrow`."""
+    """Format: `jsonl`, `json`, `parquet`, `csv`, `arrow` or `text`."""
 
     @property
     def tab_separated(self) -> bool:
@@ -154,7 +155,8 @@ def _expanded(place: str, spec: SourceSpec) -> Iterator[DataFile]:
 
     known = [(name, _format(name, spec.format)) for name in paths]
     if folder is not None:
-        known = [(name, format_) for name, format_ in known if format_ is not None and _is_data(name, folder)]
+        texts = {None} if spec.format == "text" else {None, "text"}  # such as a README
+        known = [(name, format_) for name, format_ in known if format_ not in texts and _is_data(name, folder)]
     if not known:
         raise ResourceError(f"there are no data files at {mask_text(uri)}. Expected files {', '.join(SUFFIXES)}")
     for name, format_ in known:

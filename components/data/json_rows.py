@@ -1,5 +1,5 @@
-"""Rows of JSON Lines, an object in each line, and of JSON files: an array, an object with an array of rows, or
-objects one after the other.
+"""Rows of JSON Lines, an object or a text in each line, of JSON files: an array, an object with an array of rows, or
+objects one after the other, and of text files: a text in each line. A text is a row with the column `prompt`.
 
 A JSON file is parsed as a stream. The nesting depth and the size of a row are limited, so a hostile file exhausts
 neither memory nor the stack.
@@ -27,7 +27,7 @@ def line_rows(file: DataFile, on_broken: OnBroken) -> Iterator[DataRow]:
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             try:
-                values = _parsed(line, stream)
+                values = _parsed(line, stream, file.format)
             except ValueError as error:
                 on_broken(BrokenRow(number, file.uri, str(error)))
                 continue
@@ -56,28 +56,39 @@ def holds_lines(file: DataFile) -> bool:
         return False
 
 
-def not_an_object(value: Any) -> str:
-    """Return the problem of a row that is no object."""
-    return f"expected a JSON object, got a {type(value).__name__}"
+TEXT_COLUMN = "prompt"
+"""Column of a row that is a text."""
 
 
-def _parsed(line: bytes, stream: IO[bytes]) -> dict[str, Any] | None:
-    """Return the object of a line, None for an empty line. Raises ValueError. stream: what follows the line."""
+def columns_of(value: Any) -> dict[str, Any]:
+    """Return the columns of a row: an object, or a text. Raises ValueError for another value."""
+    if isinstance(value, str):
+        return {TEXT_COLUMN: value}
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got a {type(value).__name__}")
+    return value
+
+
+def _parsed(line: bytes, stream: IO[bytes], format: str) -> dict[str, Any] | None:
+    """Return the columns of a line, None for an empty line. Raises ValueError. stream: what follows the line."""
     import orjson
 
     if len(line) > ROW_BYTES:
         raise too_large(len(line) + _skipped(line, stream))
     if not line.strip():
         return None
+    if format == "text":
+        try:
+            return columns_of(line.decode().rstrip("\r\n"))
+        except UnicodeDecodeError as error:
+            raise ValueError(_invalid_json(line, error)) from None
     if len(line) > ROW_VALUES and (count := count_values(line)) > ROW_VALUES:
         raise too_large(count, "values")
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise ValueError(_invalid_json(line, error)) from None
-    if not isinstance(values, dict):
-        raise ValueError(not_an_object(values))
-    return values
+    return columns_of(values)
 
 
 def _skipped(line: bytes, stream: IO[bytes]) -> int:

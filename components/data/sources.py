@@ -18,7 +18,7 @@ from typing import Any
 
 from components.data.csv_records import csv_rows
 from components.data.files import DataFile, data_files, digest, reading
-from components.data.json_rows import InvalidJSON, holds_lines, json_rows, line_rows, not_an_object
+from components.data.json_rows import InvalidJSON, columns_of, holds_lines, json_rows, line_rows
 from components.data.rows import BrokenRow, DataRow, OnBroken, RowTooLarge
 from components.data.served.rows import ServedSource
 from components.data.spec import SourceSpec
@@ -77,7 +77,7 @@ def _has_content(file: DataFile) -> bool:
     JSON array in a file of JSON Lines."""
     with file.open() as stream, reading(file.uri):
         start = stream.read(_START)
-    if file.format not in ("jsonl", "json", "csv"):
+    if file.format not in ("jsonl", "json", "csv", "text"):
         return True
     if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start:
         advice = "the text is UTF-16 or UTF-32, or no text; expected UTF-8. Convert it: iconv -f UTF-16 -t UTF-8 FILE"
@@ -97,10 +97,12 @@ def _json(file: DataFile, on_broken: OnBroken) -> Iterator[DataRow]:
         number = 0
         try:
             for number, values in enumerate(json_rows(stream), 1):
-                if isinstance(values, dict):
-                    yield DataRow(number, file.uri, values)
+                try:
+                    columns = columns_of(values)
+                except ValueError as error:
+                    on_broken(BrokenRow(number, file.uri, str(error)))
                 else:
-                    on_broken(BrokenRow(number, file.uri, not_an_object(values)))
+                    yield DataRow(number, file.uri, columns)
         except InvalidJSON as error:
             raise ResourceError(f"{file.uri}: {error}") from None
         except RowTooLarge as error:

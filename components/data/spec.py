@@ -11,7 +11,7 @@ from components.errors import Problem
 from components.specs import Spec
 from components.specs.marks import FILES, SERVER
 
-Format = Literal["auto", "jsonl", "json", "parquet", "csv", "arrow"]
+Format = Literal["auto", "jsonl", "json", "parquet", "csv", "arrow", "text"]
 HELDOUT_SHARE = 0.1
 """Share of the rows that a training without an environment holds out by default."""
 LogName = Literal["openai_stored", "openai_batch", "otel", "langfuse", "langsmith", "mlflow"]
@@ -51,7 +51,8 @@ class SourceSpec(Spec):
     `train/a.jsonl`). null: all files, or the split `train` of `dataset`."""
     format: Format = "auto"
     """Format of the files; `auto` takes it from their names. `csv` includes tab-separated files (`.tsv`), `arrow` a
-    folder that `datasets` saved."""
+    folder that `datasets` saved, `text` a row of each line, with the column `prompt`. A text in place of an object of
+    `json` and `jsonl` has this column as well."""
     limit: int | None = Field(None, ge=1)
     """Maximum number of rows; null: all."""
 

@@ -32,6 +32,7 @@ from flows.execution.overlap import BackgroundResult, Work
 from flows.execution.parallel import T, overlaps
 from flows.experiment import run_models
 from flows.experiment.prerequisites import lacking
+from flows.experiment.prompts import check_prompts
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.history.records import Notice, Records, RunRecord
@@ -81,6 +82,7 @@ def _plan_run(planner: _Planner, spec: ExperimentSpec) -> RunPlan:
     spec = planner.spec = run_models.resolve(spec, planner.context.store)
     start = StartingPoint.resolve(spec, planner.context.store)
     rehearse(spec, start)
+    check_prompts(spec, planner.context.cache, prepares=False)
     planner.register_start(start)
     notices: list[Notice] = []
     guard_error = None

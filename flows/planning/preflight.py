@@ -19,8 +19,15 @@ from typing import Any
 
 from components.aio import run
 from components.artifacts import Artifact
-from components.environments.protocol import Messages, Solver
-from components.errors import EngineError, EnvironmentFailed, EnvironmentUnavailable, EspalierError, JudgeError
+from components.environments.protocol import Environment, Messages, Solver
+from components.errors import (
+    EngineError,
+    EnvironmentFailed,
+    EnvironmentUnavailable,
+    EspalierError,
+    JudgeError,
+    SpecError,
+)
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
@@ -265,7 +272,7 @@ async def _attempt(stage: CollectStage | EvaluateStage, scenario: Scenario, answ
     )
     environment = stage.environment.build()
     try:
-        solves = isinstance(environment, Solver)
+        solves = _solves(environment, scenario)
         engine = _Script(SOLVER if solves else answer)
         episode = Episode(engine, environment, request, Presentation("native", stage.agent.max_observation))
         async with episode.within():
@@ -279,6 +286,16 @@ async def _attempt(stage: CollectStage | EvaluateStage, scenario: Scenario, answ
         return episode.trajectory() if episode.done and episode.failure is None else None
     finally:
         await close(environment)
+
+
+def _solves(environment: Environment, scenario: Scenario) -> bool:
+    """Return True if the environment has a solution of the scenario."""
+    if not isinstance(environment, Solver):
+        return False
+    with suppress(SpecError):
+        getattr(environment, "check_solutions", lambda scenarios: None)([scenario])
+        return True
+    return False
 
 
 def _try_rewards(rewards: Sequence[Target], episodes: Iterable[Trajectory]) -> None:

@@ -150,6 +150,29 @@ def test_a_folder_that_datasets_saved_is_read(tmp_path):
     assert values(path=str(tmp_path / "saved")) == ROWS
 
 
+TEXTS = ["Say hello.", "Tür 漢字", "[1]"]
+
+
+def test_a_list_of_texts_has_the_column_prompt(tmp_path, subtests):
+    written = {
+        "a.json": json.dumps(TEXTS),
+        "a.jsonl": "".join(f"{json.dumps(text)}\n" for text in TEXTS),
+        "a.txt": "\ufeff" + "\r\n\n".join(TEXTS) + "\n",
+    }
+    for name, text in written.items():
+        with subtests.test(name=name):
+            (tmp_path / name).write_bytes(text.encode())
+            assert values(path=str(tmp_path / name)) == [{"prompt": text} for text in TEXTS]
+    (tmp_path / "b").write_bytes(b"one\n\xff\n")
+    with pytest.raises(ResourceError, match=r"b:2: the text is not UTF-8"):
+        values(path=str(tmp_path / "b"), format="text")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "README.txt").write_text("These are rows.\n")
+    (folder / "a.json").write_text(json.dumps(TEXTS))
+    assert values(path=str(folder)) == [{"prompt": text} for text in TEXTS]  # without the README
+
+
 def test_values_of_tables_become_json_data(tmp_path):
     from datetime import date
     from decimal import Decimal
@@ -197,7 +220,7 @@ UNREADABLE = {
     "b.jsonl.zst": b"not compressed",
     "a.csv": b"",
     "b.csv": b"a,a\n1,2\n",
-    "a.txt": b"text",
+    "a.md": b"text",
     "c.jsonl": b'[{"a": 1},\n {"a": 2}]',
     "d.jsonl": '{"a": "b"}'.encode("utf-16"),
     "c.csv": "a,b\n1,2\n".encode("utf-16"),

@@ -43,6 +43,13 @@ def test_a_reward_that_scores_an_episode_passes(root):
             check(root, reward=reward, _target_=environment)
 
 
+def test_prompts_without_solutions_are_answered_in_their_place(root, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"Name the number {number}.\n" for number in range(20)))
+    dataset = "components.environments.dataset.environment.Dataset"
+    check(root, _target_=dataset, path=str(path), heldout_share=0.5, cache=str(tmp_path))
+
+
 BROKEN = [
     (SOLVED, "divides", r"the solution of scenario .*division by zero \(.*rewards\.py:\d+, in divid"),
     (FREE_TEXT, "divides", r"the answer '.*' of scenario .*ZeroDivisionError"),

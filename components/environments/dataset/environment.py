@@ -18,7 +18,7 @@ from pydantic import Field
 
 from components.aio import stoppable
 from components.answer_text import NUMBER, boxed, last_line, last_number, same_number
-from components.data.spec import SourceSpec
+from components.data.spec import Format, SourceSpec
 from components.environments.dataset.columns import DatasetColumns, as_text, invalid
 from components.environments.dataset.store import Sources, default_cache, stored
 from components.environments.protocol import Messages, Step
@@ -51,7 +51,7 @@ class Dataset(ToolEnvironment):
     `demonstration` if these columns are set, and the other columns under their own names.
 
     Args:
-        path: File, folder, glob pattern or URI of the rows (JSONL, JSON, CSV, Parquet, Arrow), or a list of them.
+        path: File, folder, glob pattern or URI of the rows (JSONL, JSON, CSV, Parquet, Arrow, text), or a list of them.
         heldout_path: Files of the held-out rows; null takes them from `path`.
         dataset: Name of a dataset of the Hugging Face hub, in place of `path`.
         config: Configuration of `dataset`.
@@ -87,7 +87,7 @@ class Dataset(ToolEnvironment):
         revision: str | None = None,
         split: str | None = None,
         heldout_split: str | None = None,
-        format: Literal["auto", "jsonl", "json", "parquet", "csv", "arrow"] = "auto",
+        format: Format = "auto",
         heldout_share: Annotated[float, Field(gt=0, lt=1)] | None = None,
         prompt: Column | None = None,
         template: Annotated[str, Field(min_length=1)] | None = None,
@@ -134,19 +134,21 @@ class Dataset(ToolEnvironment):
         return [schema for schema in super().tools() if schema["function"]["name"] in self.offered]
 
     def reset(self, scenario: Scenario) -> Messages:
-        messages = super().reset(scenario)
+        super().reset(scenario)
+        return self.prompt(scenario)
+
+    def prompt(self, scenario: Scenario) -> Messages:
+        """Return the messages with which an episode begins."""
         prompt = scenario.input["prompt"]
-        if isinstance(prompt, str):
-            return messages
-        own_system = any(message["role"] == "system" for message in prompt)
-        return [*([] if own_system else messages[:-1]), *prompt]
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        own_system = any(message["role"] == "system" for message in messages)
+        return [*([{"role": "system", "content": self.system}] if self.system and not own_system else []), *messages]
 
     def begin(self, scenario: Scenario) -> str:
         if "python" in self.offered:
             check()
         self.cells: list[str] = []
-        prompt = scenario.input["prompt"]
-        return prompt if isinstance(prompt, str) else ""
+        return ""  # `prompt` has the messages
 
     def step(self, action: dict[str, Any]) -> Step:
         """Execute one action; with Python in a thread, so that code does not block other episodes."""
