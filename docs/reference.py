@@ -155,6 +155,8 @@ def _keys(group: str) -> Iterator[str]:
         about = _text(ProcessRewardModelSpec.__doc__)
         yield f"`{group}={other.stem}` has the same keys, but {', '.join(own)}, and one more. {about}"
         yield _table(row for key, row in second.items() if key not in first)
+        data = _text(RewardModelPartSpec.model_fields["data"].description)
+        yield f"`{group}.data` has the keys of [`data`](#data). {data}"
     elif members := get_args(annotation):
         for cls in members:
             name = cls.model_fields["name"].default

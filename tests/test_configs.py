@@ -50,7 +50,7 @@ GROUPS = {
     "data": 3,
     "feedback": 3,
     "filter": 17,
-    "flow": 7,
+    "flow": 9,
     "inference": len(ENGINES),
     "judge_model": len(JUDGE_MODELS),
     "model": 4,
@@ -78,6 +78,7 @@ ACCELERATE = Path(ALFWORLD.name) / "accelerate.yaml"
 ACCELERATE.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: 'no'\n")
 PROMPTS = Path(ALFWORLD.name) / "prompts.jsonl"
 PROMPTS.write_text("".join(f'{{"prompt": "{number} + 1?", "answer": {number + 1}}}\n' for number in range(400)))
+DATASET = [f"environment.path={PROMPTS}", f"environment.cache={ALFWORLD.name}/cache"]
 SERVED = ["reward.model.url=http://there/v1", "reward.model.model=name"]
 NEEDED = {
     "hf": ["model.name=organisation/name"],
@@ -102,6 +103,7 @@ NEEDED = {
     "together": ["deploy.target.source=owner/name", "deploy.target.hardware=id"],
     "by_role": ["agent=planner_worker"],
     "best": ["algorithm=sft"],
+    "flow=rlhf": [f"data.path={PROMPTS}", f"reward_model.data.path={PROMPTS}", *DATASET],
     "filter=type": ["filter.drop=[address]"],
     "filter=difficulty": ["filter.drop=[1]"],
     "agent_evol": ["algorithm=sft"],
@@ -123,7 +125,7 @@ NEEDED = {
         "collect.scenarios=5",
         "warmup.demonstrations=5",
     ],
-    "dataset": [f"environment.path={PROMPTS}", f"environment.cache={ALFWORLD.name}/cache", "warmup=none"],
+    "dataset": [*DATASET, "warmup=none"],
     "tasks": [
         f"environment.path={TASKS.with_name('task_folders')}",
         "collect.scenarios=2",

@@ -45,6 +45,8 @@ class Candidate:
     """Id of the trajectory in the source; empty without an id."""
     tokenizer: str = ""
     """Digest of the tokenizer of the token ids; empty without them."""
+    components: dict[str, float] = field(default_factory=dict)
+    """Values by name besides the reward, which the heads of a reward model learn."""
 
     @property
     def messages(self) -> list[Message]:
@@ -111,7 +113,8 @@ class DataExample:
         """Return everything that training reads, as canonical text: equal examples have equal content."""
         parts: list[Any] = [self.tools]
         for candidate in self.candidates:
-            parts.append([candidate.reward, candidate.step_rewards, candidate.step_labels])
+            components = [candidate.components] if candidate.components else []
+            parts.append([candidate.reward, candidate.step_rewards, candidate.step_labels, *components])
             for message in candidate.messages:
                 calls = [(call.name, call.arguments) for call in message.tool_calls]
                 parts.append([message.role, message.content, message.reasoning, calls, message.trained])
@@ -145,7 +148,7 @@ class DataExample:
                 policy=IMPORTED,
                 sampling={"tokenizer": candidate.tokenizer} if candidate.tokenizer else {},
             )
-            components: dict[str, float] = {}
+            components = dict(candidate.components)
             for head, labels in candidate.step_labels.items():
                 components |= written(head, labels)
             yield trajectory, Score(own, candidate.reward, components, list(candidate.step_rewards))

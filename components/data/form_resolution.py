@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from components.data.examples import RowProblem
+from components.data.examples import DataExample, RowProblem
 from components.data.forms import FORMS, Form, recognise, score_form
 from components.data.rows import BrokenRow
 from components.data.sources import rows
@@ -82,6 +83,16 @@ def _two_valued(form: Form, first: Sequence[Mapping[str, Any]], spec: DataSpec, 
     if (problem := thumbs.problem(path)) is not None:
         raise SpecError([problem])
     return form.name
+
+
+def first_examples(spec: DataSpec) -> list[DataExample]:
+    """Return the examples of the first rows that can be read; none of logs, whose rows are joined first. `spec.form` is
+    resolved."""
+    form, examples = FORMS[spec.form], []
+    for row in islice(rows(spec, lambda broken: None), RECOGNISED_FROM) if form.parts is None else ():
+        with suppress(RowProblem):
+            examples.append(form.example(spec.without_ignored(row.values), spec.mapped))
+    return examples
 
 
 def _reason(form: Form, values: Mapping[str, Any], spec: DataSpec) -> str:

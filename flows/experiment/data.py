@@ -20,33 +20,33 @@ class ImportedData:
     """Digest of the held-out rows; None without a source of their own."""
 
 
-def resolve(spec: DataSpec) -> ImportedData:
-    """Return the source with its form and its digests. Raises SpecError without a source, for a source that cannot be
-    read, and for a form that does not fit it."""
+def resolve(spec: DataSpec, section: str = "data") -> ImportedData:
+    """Return the source with its form and its digests. section: key of the spec, for messages. Raises SpecError without
+    a source, for a source that cannot be read, and for a form that does not fit it."""
     from components.data.form_resolution import resolve_form
 
     if not spec.is_set:
-        raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])
-    spec = _until_now(spec)
-    content = _digest(spec, "data.path" if spec.path is not None else "data.dataset")
+        raise SpecError([Problem(f"{section}.path", f"needs a value: {section}.path=FILE, or {section}.dataset=NAME")])
+    spec = _until_now(spec, section)
+    content = _digest(spec, f"{section}.path" if spec.path is not None else f"{section}.dataset")
     heldout = spec.heldout_source()
     heldout_key = "data.heldout_path" if spec.heldout_path is not None else "data.heldout_split"
     heldout_content = _digest(heldout, heldout_key) if heldout is not None else None
     try:
-        form = resolve_form(spec)
+        form = resolve_form(spec, section)
     except ResourceError as error:
-        raise SpecError([Problem("data.path", str(error))]) from None
+        raise SpecError([Problem(f"{section}.path", str(error))]) from None
     return ImportedData(spec.model_copy(update={"form": form}), content, heldout_content)
 
 
-def _until_now(spec: DataSpec) -> DataSpec:
+def _until_now(spec: DataSpec, section: str) -> DataSpec:
     """Return conversations of a served policy up to now, because a server may go on recording."""
     from components.data.served.rows import ServedSource
 
     try:
         served = ServedSource.of(spec)
     except ResourceError as error:
-        raise SpecError([Problem("data.path", str(error))]) from None
+        raise SpecError([Problem(f"{section}.path", str(error))]) from None
     return spec if served is None else spec.model_copy(update={"path": served.until_now().path})
 
 

@@ -25,12 +25,12 @@ DEFAULT_FLOW = "flows.recipes.online_rl.online_rl"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def recipe(*reads: str, offline: bool = False, generates: bool = False) -> Callable[[F], F]:
+def recipe(*reads: str, offline: bool = False, generates: bool = False, files: bool = False) -> Callable[[F], F]:
     """Declare a function as a recipe. Raises ValueError for a key that is not shared.
 
     reads: the shared keys that it reads. offline: `algorithm` trains on imported data, so a warmup trains on
     demonstrations; otherwise a warmup trains on the imported data, if there is any. generates: it generates the
-    scenarios of the environment."""
+    scenarios of the environment. files: it needs demonstrations in `data` and preferences in `reward_model.data`."""
     if unknown := sorted(set(reads) - set(SHARED_KEYS)):
         raise ValueError(f"recipe({', '.join(unknown)}): expected some of {', '.join(SHARED_KEYS)}")
 
@@ -38,6 +38,7 @@ def recipe(*reads: str, offline: bool = False, generates: bool = False) -> Calla
         function.reads = frozenset(reads)  # type: ignore[attr-defined]
         function.offline = offline  # type: ignore[attr-defined]
         function.generates = generates  # type: ignore[attr-defined]
+        function.files = files  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -84,6 +85,11 @@ class FlowTarget(Target):
     def generates(self) -> bool:
         """True if it generates the scenarios of the environment."""
         return self.factory().generates  # type: ignore[attr-defined]
+
+    @property
+    def files(self) -> bool:
+        """True if it needs files of demonstrations and preferences."""
+        return self.factory().files  # type: ignore[attr-defined]
 
     @property
     def reads(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
+from components.data.spec import DataSpec
 from components.errors import SpecError
 from components.inference.spec import EmbeddedSpec
 from components.rewards.llm.spec import JudgeModel, asks_policy
@@ -265,11 +266,13 @@ class Requests:
         )
         return self.request("generate", stage, {})
 
-    def import_data(self) -> Request:
-        """Return the request for the import of data of one's own. Its artifact holds trajectories, scores and
-        selection. Raises SpecError if the data cannot be read."""
-        source = resolve_data(self.spec.data)
+    def import_data(self, data: DataSpec | None = None, section: str = "data") -> Request:
+        """Return the request for the import of data of one's own, by default that of `data`. Its artifact holds
+        trajectories, scores and selection. section: key of the spec, for messages. Raises SpecError if the data cannot
+        be read."""
+        source = resolve_data(data or self.spec.data, section)
         stage = ImportStage(
+            section=section,
             data=source.spec,
             content=source.content,
             heldout_content=source.heldout_content,

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from components.algorithms.choices import AnyRewardAlgorithmSpec
 from components.algorithms.sft.spec import SFTSpec
+from components.data.spec import DataSpec
 from components.inference.spec import EmbeddedSpec, InferenceSpec
 from components.models.spec import FrozenModelSpec
 from components.rewards.spec import LearnedSpec
@@ -51,16 +52,19 @@ class WarmupSpec(Spec):
 
 
 class RewardModelPartSpec(LearnedSpec):
-    """Reward model of the declared reward, trained before the first round. It scores the rounds; evaluations use the
-    declared reward."""
+    """Reward model of the declared reward, or of preferences of one's own, trained before the first round. It scores
+    the rounds; evaluations use the declared reward."""
 
+    data: DataSpec = DataSpec()
+    """Preferences of one's own that the model learns from, in place of episodes of the run: pairs or ranked answers,
+    for a process reward model labelled steps. Without `path` and `dataset` there are none."""
     every: int = Field(0, ge=0)
     """Interval in rounds: the model is retrained after rounds `every`, 2 · `every` and so on, except the last, on new
     episodes of the current policy: as many as at first, of unused scenarios while there are any. 0: trained once."""
     keep: Literal["all", "none"] = "all"
     """Episodes that retraining uses besides the new ones: those of all earlier collections, or none."""
     scenarios: int = Field(32, ge=1)
-    """Number of train scenarios whose episodes the model learns from."""
+    """Number of train scenarios whose episodes the model learns from, without `data`."""
     group_size: int = Field(4, ge=1, le=10_000)
     """Episodes per scenario, sampled from the policy with the settings of `collect`, without reflection or teacher."""
     continuations: int = Field(0, ge=0)

@@ -225,6 +225,10 @@ class ExperimentSpec(Spec):
         del config["data"]
         if self.data.is_set:
             config["data"] = self.data.meaning()  # its content is that of the policy
+        if self.reward_model is not None:
+            del config["reward_model"]["data"]
+            if self.reward_model.data.is_set:
+                config["reward_model"]["data"] = self.reward_model.data.meaning()
         del config["judge"]["ahead"]
         return config
 

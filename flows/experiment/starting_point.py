@@ -1,4 +1,4 @@
-"""Earlier work that a run starts from."""
+"""What a run starts from: earlier work, and data of one's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from components.artifacts import Store
-from flows.experiment import feedback, fork
+from flows.experiment import data_kinds, feedback, fork
 from flows.experiment.feedback import FeedbackData
 from flows.experiment.fork import Fork
 from flows.experiment.spec import ExperimentSpec
@@ -21,7 +21,9 @@ class StartingPoint:
 
     @classmethod
     def resolve(cls, spec: ExperimentSpec, store: Store) -> Self:
-        """Return the starting point that `fork` and `feedback` name. Raises the errors of both."""
+        """Return the starting point that `fork` and `feedback` name. Raises the errors of both, and SpecError for data
+        that its training does not learn from."""
+        data_kinds.check(spec)
         return cls(fork.resolve(spec, store), feedback.resolve(spec.feedback, store))
 
     @property

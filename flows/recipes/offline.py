@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from components.errors import Problem, SpecError
+from components.errors import SpecError
+from flows.experiment.data_kinds import imitates_rejected, learns_nothing
 from flows.experiment.flow import recipe
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.episodes import Episodes
 from flows.recipes.run import Run
 from flows.recipes.stage_calls import PolicyVersion
-
-NEEDED = {
-    "choices": "preference pairs or ranked answers (two answers to one prompt, of which one is better)",
-    "scores": "answers with a score, a thumb, or an accepted completion",
-    "corrections": "accepted completions",
-}
-"""Data that an algorithm learns from, by `AlgorithmSpec.feedback_kinds`."""
 
 
 @recipe("warmup", "fork", "data", offline=True)
@@ -29,23 +23,16 @@ def offline(run: Run, spec: ExperimentSpec) -> PolicyVersion:
     run.validate(data, policy, "before", policy.step - 1)
     policy = run.train([data], "data", algorithm=spec.algorithm, start=policy)
     if policy.checkpoint is not None and policy.checkpoint.metrics.get("skipped"):
-        raise _learns_nothing(spec)
+        raise SpecError([learns_nothing(spec.algorithm)])
     run.validate(data, policy, "after")
     return policy
-
-
-def _learns_nothing(spec: ExperimentSpec) -> SpecError:
-    needed = " or ".join(NEEDED[kind] for kind in spec.algorithm.feedback_kinds)
-    return SpecError(
-        [Problem("data", f"algorithm={spec.algorithm.name} learns nothing from this data; it needs {needed}")]
-    )
 
 
 def _check_comparisons(spec: ExperimentSpec, data: Episodes) -> None:
     """Raise SpecError if the algorithm compares answers to one prompt, and no prompt has answers of different rewards.
     In a plan the number is unknown."""
     if spec.algorithm.feedback_kinds == ("choices",) and data.trajectories.metrics.get("comparable") == 0:
-        raise _learns_nothing(spec)
+        raise SpecError([learns_nothing(spec.algorithm)])
 
 
 def _check_imitation(spec: ExperimentSpec, data: Episodes) -> None:
@@ -54,12 +41,4 @@ def _check_imitation(spec: ExperimentSpec, data: Episodes) -> None:
     assert data.selection is not None
     rejected = data.trajectories.metrics.get("rejected", 0.0)
     if spec.algorithm.imitates and rejected and data.selection.metrics.get("dropped") == 0:
-        raise SpecError(
-            [
-                Problem(
-                    "filter",
-                    f"keeps {rejected:.0f} rejected answers, which algorithm={spec.algorithm.name} would imitate; "
-                    "expected filter=successful, or an algorithm that learns from both, such as dpo or kto",
-                )
-            ]
-        )
+        raise SpecError([imitates_rejected(spec.algorithm, rejected)])

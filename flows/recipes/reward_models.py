@@ -1,8 +1,9 @@
 """Reward models of a run: trained before its rounds, and retrained between them.
 
-During training the policy moves away from the episodes that its reward model was trained on. With `reward_model.every`
-the models follow the policy (arXiv:2203.02155, section 3.1): the declared reward scores new episodes of the current
-policy, and each model is trained further from its last state.
+They learn from episodes of the run that the declared reward scores, or from preferences of one's own
+(`reward_model.data`). During training the policy moves away from the episodes that its reward model was trained on.
+With `reward_model.every` the models follow the policy (arXiv:2203.02155, section 3.1): the declared reward scores new
+episodes of the current policy, and each model is trained further from its last state.
 
 Labels: `train[reward]` before the rounds, `train[reward 2]` for the second model of an ensemble, and `train[reward@r]`
 after round r, with step r.
@@ -39,9 +40,14 @@ class RewardModels:
         if self._part is None or (step and step not in self._after):
             return
         suffix = f"@{step}" if step else ""
-        number = self._after.index(step) + 1 if step else 0
-        trajectories = self._call(f"collect[reward{suffix}]", step, self._requests.collect_for_reward(policy, number))
-        scores = self._call(f"judge[reward{suffix}]", step, self._requests.judge(trajectories, policy))
+        imported = self._run.preferences()
+        if imported is not None:
+            trajectories = scores = imported
+        else:
+            number = self._after.index(step) + 1 if step else 0
+            request = self._requests.collect_for_reward(policy, number)
+            trajectories = self._call(f"collect[reward{suffix}]", step, request)
+            scores = self._call(f"judge[reward{suffix}]", step, self._requests.judge(trajectories, policy))
         self._collections.insert(0, {"trajectories": trajectories, "scores": scores})
         starts: list[Artifact | None] = [*self.current] or [policy] * self._part.models
 

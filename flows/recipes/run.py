@@ -56,6 +56,7 @@ class Run(StageCalls):
         elif not self.spec.rounds and not evaluated and self.spec.environment is not None:
             self.evaluate(policy, "final", reference=self.outcome.last if self.outcome.evaluations else None)
         self._report_costs()
+        self._report_preference()
         self._deploy(policy)
         return self.outcome
 
@@ -85,6 +86,17 @@ class Run(StageCalls):
         """Report the mean of each cost that the algorithm limits, in the held-out episodes of the final policy."""
         for name in self.spec.algorithm.constraints:
             self.report(f"held-out {name}", self.outcome.last.metrics.get(name))
+
+    def _report_preference(self) -> None:
+        """Report the mean score that the last reward models give to the held-out answers of each evaluation, if they
+        learned from preferences: then no declared reward measures what the rounds train."""
+        models = self.outcome.reward_models
+        if self.spec.reward_model is None or not self.spec.reward_model.data.is_set or not models:
+            return
+        for name, evaluation in self.outcome.evaluations.items():
+            request = self.requests.judge(evaluation, reward_models=models[max(models)])
+            scores = self.call(f"judge[heldout {name}]", self.outcome.step, request)
+            self.report(f"held-out reward-model score, {name}", scores.metrics.get("reward"))
 
     def _deploy(self, policy: PolicyVersion) -> None:
         """Export the policy, if the experiment deploys and a person who must approve does."""

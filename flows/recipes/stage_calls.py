@@ -13,10 +13,12 @@ from typing import Any, Self, TypeVar
 
 from components.algorithms.spec import AlgorithmSpec
 from components.artifacts import Artifact
+from components.data.spec import DataSpec
 from components.errors import Problem, SpecError
 from components.rewards.llm.spec import JudgeModel
 from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
+from flows.experiment.data_kinds import PREFERENCES, compares_nothing
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.guards import RunGuards
 from flows.experiment.requests import Requests
@@ -77,6 +79,8 @@ class StageCalls:
     """Runs independent branches; None runs them one after the other."""
     is_branch: bool = False
     """True inside `parallel`."""
+    imports: dict[str, Artifact] = field(default_factory=dict)
+    """Imported data by the key of its section."""
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -156,6 +160,9 @@ class StageCalls:
         fork = self.start.fork
         policy = PolicyVersion(fork.checkpoint, fork.step) if fork else PolicyVersion()
         self._adopt(policy)
+        if self.spec.data.is_set and self.warms_up and not self.spec.flow.offline:
+            self.import_data()  # before any work, so that unusable rows cost none
+        self.preferences()
         before = pretrains or self.warms_up or self.start.feedback is not None
         if self.spec.environment is not None:
             self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
@@ -185,7 +192,24 @@ class StageCalls:
         Raises SpecError if no data is set, or if it cannot be read."""
         if not self.spec.data.is_set:
             raise SpecError([Problem("data.path", "needs a value: data.path=FILE, or data.dataset=NAME")])
-        return Episodes.of("import", 0, self.call("import", 0, self.requests.import_data()))
+        return Episodes.of("import", 0, self._imported("import", "data", self.spec.data))
+
+    def preferences(self) -> Artifact | None:
+        """Return the preferences of `reward_model.data` as the stage `import[reward]`; None without any. Raises
+        SpecError if they cannot be read, or if none compares two answers."""
+        part = self.spec.reward_model
+        if part is None or not part.data.is_set:
+            return None
+        data = self._imported("import[reward]", PREFERENCES, part.data)
+        if not part.algorithm.learns_turn_labels and data.metrics.get("comparable") == 0:
+            raise SpecError([compares_nothing()])
+        return data
+
+    def _imported(self, label: str, section: str, data: DataSpec) -> Artifact:
+        """Return data of one's own, imported once in a run."""
+        if section not in self.imports:
+            self.imports[section] = self.call(label, 0, self.requests.import_data(data, section))
+        return self.imports[section]
 
     def validate(self, data: Episodes, policy: PolicyVersion, name: str, step: int | None = None) -> None:
         """Measure the likelihood of the held-out rows of imported data under a policy as `validate[name]`, and sample

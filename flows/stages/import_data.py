@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from components.artifacts import Artifact, Draft
 from components.data.spec import DataSpec
-from components.errors import ResourceError
+from components.errors import ResourceError, SpecError
 from components.json_text import read_json
 from components.models.spec import ModelSpec
 from components.trajectories.schema import SCHEMA_VERSION
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 
 class ImportStage(StageSpec):
+    section: str = "data"
+    """Key of the data in the configuration, for messages; not part of the key."""
     data: DataSpec
     """Source and settings; `form` is resolved, and the place of the source is not part of the key."""
     content: str
@@ -42,8 +47,9 @@ def import_data(spec: ImportStage, inputs: Inputs, draft: Draft, context: Contex
     """Write `trajectories.parquet`, `scores.parquet`, `selection.parquet`, the same for held-out rows in `heldout/`,
     and `report.json`. Raises SpecError if no row is left, if too many rows fail a check, or, with `on_problem: strict`,
     if a row fails one; and ResourceError if the source changed after the start of the run."""
-    _refuse_change(spec)
-    return _write(spec, _tokens(spec, context), draft, context)
+    with _named(spec):
+        _refuse_change(spec)
+        return _write(spec, _tokens(spec, context), draft, context)
 
 
 def import_shard(
@@ -53,9 +59,10 @@ def import_shard(
     time. Checks that compare rows are left to the join."""
     from components.data.row_checks import problems_of_part
 
-    _refuse_change(spec)
-    on_row = _reporter(spec, context)
-    problems = problems_of_part(spec.data, _tokens(spec, context), part.index, part.count, on_row)
+    with _named(spec):
+        _refuse_change(spec)
+        on_row = _reporter(spec, context)
+        problems = problems_of_part(spec.data, _tokens(spec, context), part.index, part.count, on_row)
     (draft.path / "problems.json").write_text(json.dumps(problems) + "\n", encoding="utf-8")
     return {"problems": float(len(problems))}
 
@@ -64,11 +71,29 @@ def join_import(
     spec: ImportStage, inputs: Inputs, shards: Sequence[Artifact], draft: Draft, context: Context
 ) -> dict[str, float]:
     """Write the files of `import` with the results of its shards."""
-    _refuse_change(spec)
     problems: dict[str, list[str]] = {}
     for shard in shards:
         problems |= read_json(shard.path / "problems.json")
-    return _write(spec, None, draft, context, problems)
+    with _named(spec):
+        _refuse_change(spec)
+        return _write(spec, None, draft, context, problems)
+
+
+@contextmanager
+def _named(spec: ImportStage) -> Iterator[None]:
+    """Write the keys of the data in messages as the configuration has them."""
+    keys = re.compile(rf"\bdata\.({'|'.join(DataSpec.model_fields)})\b")
+
+    def renamed(text: str) -> str:
+        return keys.sub(rf"{spec.section}.\1", text)
+
+    try:
+        yield
+    except SpecError as error:
+        named = [replace(one, path=renamed(one.path), message=renamed(one.message)) for one in error.problems]
+        raise SpecError(named) from None
+    except ResourceError as error:
+        raise ResourceError(renamed(str(error))) from None
 
 
 def _refuse_change(spec: ImportStage) -> None:
@@ -143,7 +168,7 @@ def count_rows(spec: ImportStage, inputs: Mapping[str, Artifact | None], context
 
 STAGE = Stage(
     "import",
-    4,
+    5,
     ImportStage,
     "dataset",
     SCHEMA_VERSION,

@@ -13,9 +13,12 @@ from components.data.forms import FORMS
 from components.errors import ResourceError, SpecError
 from components.models.weights import folder, load_tokenizer
 from components.trajectories.chat import ChatFormat
-from components.trajectories.store import load_scored, read_trajectories
+from components.trajectories.store import load_scored, read_scores, read_trajectories
 from flows.experiment.compose import compose
+from flows.experiment.prompts import check_prompts
 from flows.experiment.requests import Requests
+from flows.experiment.starting_point import StartingPoint
+from flows.planning.plan import plan
 from flows.recipes.offline import offline
 from flows.recipes.run import Run
 from flows.stages import STAGES
@@ -121,6 +124,92 @@ def test_a_reward_model_learns_from_imported_pairs(context, tmp_path):
     model, _ = run_stage(made.train_reward([collection], start=None, member=1), context)
     assert model.metrics["pairs"] == 3
     assert model.metrics["heldout_pairs"] == 1
+
+
+def test_heads_of_a_reward_model_learn_the_preferences_that_name_them(context, tmp_path):
+    names = ("helpful", "harmless")
+    answers = {"helpful": ("yes, 5", "no"), "harmless": ("no", "yes, 5")}  # the two heads disagree
+    rows = [
+        {"prompt": f"Is it {number}?", "head": name, **dict(zip(("chosen", "rejected"), answers[name], strict=True))}
+        for number in range(6)
+        for name in names
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    heads = {"helpful": 2.0, "harmless": 0.5}
+    algorithm = {"name": "reward_model", "held_out": 0.25, "heads": heads, "epochs": 8, **COMMON}
+    reward_model = {"data": {"path": str(path)}, "algorithm": algorithm}
+    spec = spec_of(context.cache.parent, model=MODEL, reward_model=reward_model)
+    StartingPoint.resolve(spec, context.store)
+    made = Requests(spec)
+    artifact, _ = run_stage(made.import_data(spec.reward_model.data, "reward_model.data"), context)
+    assert (artifact.metrics["examples"], artifact.metrics["comparable"]) == (12, 12)
+    components = [score.components for score in read_scores(artifact.path / "scores.parquet")]
+    assert components[:4] == [{"helpful": 1.0}, {"helpful": 0.0}, {"harmless": 1.0}, {"harmless": 0.0}]
+    collection = {"trajectories": artifact, "scores": artifact}
+    model, _ = run_stage(made.train_reward([collection], start=None, member=1), context)
+    assert model.metrics["pairs"] + model.metrics["heldout_pairs"] == 12
+    assert {model.metrics[f"heldout_accuracy/{name}"] for name in names} == {1.0}
+    algorithm["heads"] = {"honest": 1.0}
+    with pytest.raises(SpecError, match=r"heads: honest: .* name no such head \(column head: harmless, helpful\)"):
+        StartingPoint.resolve(spec_of(context.cache.parent, model=MODEL, reward_model=reward_model), context.store)
+
+
+PROMPTS = [f"Name the colour number {number}." for number in range(12)]
+
+
+def rlhf(context: Context, folder: Path, prompts: list[str], *overrides: str):
+    """Return the spec of RLHF from three files."""
+    demonstrations = write(folder / "sft.jsonl", samples.FORMS["prompt_completion"])
+    pairs = write(folder / "pairs.jsonl", samples.FORMS["preference"])
+    (folder / "prompts.txt").write_text("\n".join(prompts))
+    paths = {"data": demonstrations, "reward_model.data": pairs, "environment": folder / "prompts.txt"}
+    lines = [f"{section}.path={path}" for section, path in paths.items()]
+    held = ["environment.heldout_share=0.4", "data.heldout=0.3", "reward_model.algorithm.held_out=0.5"]
+    cache = [f"environment.cache={folder / 'cache'}", f"root={context.cache.parent}", "evaluate.scenarios=2"]
+    return compose(["flow=rlhf", "size=tiny", *lines, *held, *cache, "deploy.mode=none", *overrides])
+
+
+def test_rlhf_names_each_file_that_it_lacks():
+    with pytest.raises(SpecError) as refused:
+        compose(["flow=rlhf"])
+    keys = [problem.path for problem in refused.value.problems]
+    assert keys == ["environment.path", "data.path", "reward_model.data.path"]
+
+
+def test_rlhf_from_three_files(context, tmp_path):
+    spec = rlhf(context, tmp_path, PROMPTS)
+    artifacts = {}
+
+    def call(label, step, request):
+        artifacts[label], _ = run_stage(request, context)
+        return artifacts[label]
+
+    outcome = Run(spec, call).execute()
+    metrics = artifacts["train[reward]"].metrics
+    assert (metrics["pairs"], metrics["heldout_pairs"]) == (2, 2)
+    assert metrics["epoch/2/heldout_accuracy"] == metrics["heldout_accuracy"]
+    assert "calibration_error" in metrics
+    for name in ("start", "sft", "final"):
+        scores = read_scores(artifacts[f"judge[heldout {name}]"].path / "scores.parquet")
+        rewards = [score.reward for score in scores]
+        assert len(rewards) == 2
+        assert outcome.reported[f"held-out reward-model score, {name}"] == pytest.approx(sum(rewards) / 2)
+    collected = read_trajectories(artifacts["collect[1]"].path / "trajectories.parquet")
+    assert {message.content for one in collected for message in one.histories[0].messages[:1]} <= set(PROMPTS)
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(context, tmp_path):
+    limit = ["model.max_length=200"]
+    empty = Context.at(tmp_path / "empty")
+    fitting = rlhf(context, tmp_path, [*PROMPTS, "x" * 120], *limit)
+    check_prompts(fitting, context.cache, prepares=True)
+    spec = rlhf(context, tmp_path, [*PROMPTS, "y" * 250], *limit)
+    check_prompts(spec, empty.cache, prepares=False)  # without the model the tokens are unknown
+    match = r"environment\.prompt: 1 prompt has no room .* model\.max_length=200 tokens; the first has 2\d\d: 'yyy"
+    with pytest.raises(SpecError, match=match):
+        check_prompts(spec, context.cache, prepares=True)
+    with pytest.raises(SpecError, match=match):
+        plan(spec)
 
 
 def test_messages_without_loss_are_read_and_not_trained_on(context, tmp_path):

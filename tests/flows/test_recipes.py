@@ -307,7 +307,7 @@ def test_held_out_rows_are_validated_before_and_after_a_warmup_on_data(tmp_path,
 
 def test_a_warmup_trains_on_the_data_if_it_is_set(tmp_path, chats):
     run = Recorder(tmp_path, data={"path": str(chats)})
-    assert list(run.keys)[:4] == ["evaluate[start]", "import", "filter[import]", "train[sft]"]
+    assert list(run.keys)[:4] == ["import", "evaluate[start]", "filter[import]", "train[sft]"]
     assert run.requests["train[sft]"].inputs["trajectories"] == run.keys["import"]
     assert run.requests["train[sft]"].inputs["selection"] == run.keys["filter[import]"]
 

@@ -20,8 +20,10 @@ from flows.planning.plan import plan
 from flows.recipes.run import Run
 from flows.stages.base import Context, Request
 from flows.stages.execute import key_part, run_stage
+from tests.data import rows
 from tests.flows.declarations import check_artifact
 from tests.flows.pretend import edit_manifest, planned, pretend, spec_of
+from tests.flows.test_import import write
 from tests.flows.test_online_rl import DATA, WARMUP, Recorder, changed, rounds
 from tests.refusals import wrong_problems
 
@@ -49,6 +51,81 @@ def test_it_is_trained_after_the_warmup_and_judges_the_rounds(tmp_path):
     assert {step: [one.key for one in found] for step, found in run.outcome.reward_models.items()} == {
         0: [run.keys["train[reward]"]]
     }
+
+
+def test_preferences_of_a_file_take_the_place_of_its_episodes_and_it_scores_the_held_out_answers(tmp_path):
+    files = {name: write(tmp_path / f"{name}.jsonl", rows.FORMS[name]) for name in ("prompt_completion", "preference")}
+    part = {**BT, "data": {"path": str(files["preference"])}}
+    metrics = {f"judge[heldout {name}]": {"reward": value} for name, value in (("sft", 0.5), ("final", 0.75))}
+    run = Recorder(tmp_path, metrics, reward_model=part, data={"path": str(files["prompt_completion"])})
+    heldout = [f"judge[heldout {name}]" for name in ("start", "sft", "final")]
+    warmup = ["evaluate[start]", "filter[import]", "train[sft]", "evaluate[sft]"]
+    course = [
+        "import",
+        "import[reward]",
+        *warmup,
+        "train[reward]",
+        *rounds(1, 2),
+        "evaluate[final]",
+        *heldout,
+        "deploy",
+    ]
+    assert list(run.keys) == course
+    preferences = run.keys["import[reward]"]
+    assert run.requests["train[reward]"].inputs == {
+        "trajectories": preferences,
+        "scores": preferences,
+        "start": run.keys["train[sft]"],
+    }
+    assert run.requests["judge[heldout sft]"].inputs == {
+        "trajectories": run.keys["evaluate[sft]"],
+        "reward_model": run.keys["train[reward]"],
+    }
+    assert run.outcome.reported == {
+        "held-out reward-model score, sft": 0.5,
+        "held-out reward-model score, final": 0.75,
+    }
+    moved = {**BT, "data": {"path": str(files["preference"].rename(tmp_path / "moved.jsonl"))}}
+    again = Recorder(tmp_path, metrics, reward_model=moved, data={"path": str(files["prompt_completion"])})
+    assert again.keys == run.keys  # also that of the export
+
+
+SWAPPED = [
+    (
+        "preference",
+        "preference",
+        r"data: form preference: the warmup imitates demonstrations, .* data\.form=preference",
+    ),
+    ("prompt_completion", "messages", r"reward_model\.data: no prompt has answers of different scores"),
+]
+
+
+def test_demonstrations_and_preferences_in_each_others_place_are_refused_before_the_first_stage(tmp_path):
+    for name, form in {(row[position], row[position]) for row in SWAPPED for position in (0, 1)}:
+        write(tmp_path / f"{name}.jsonl", rows.FORMS[form])
+
+    def spec(demonstrations, preferences, **data):
+        part = {**BT, "data": {"path": str(tmp_path / f"{preferences}.jsonl")}}
+        data = {"path": str(tmp_path / f"{demonstrations}.jsonl"), **data}
+        return spec_of(tmp_path, reward_model=part, data=data)
+
+    for demonstrations, preferences, message in SWAPPED:
+        with pytest.raises(SpecError, match=message):
+            plan(spec(demonstrations, preferences))
+    assert plan(spec("preference", "preference", form="preference")).stages  # imitate the best answers, as asked
+    part = {**PROCESS, "data": {"path": str(tmp_path / "preference.jsonl")}}
+    with pytest.raises(SpecError, match=r"reward_model\.data: form preference: .* labels of steps"):
+        plan(spec_of(tmp_path, reward_model=part))
+
+
+def test_preferences_without_a_pair_end_the_run_before_the_first_training(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{**row, "id": "q"} for row in rows.FORMS["prompt_completion"]])
+    with pytest.raises(SpecError, match=r"reward_model\.data: no prompt has answers of different scores"):
+        Recorder(
+            tmp_path,
+            {"import[reward]": {"comparable": 0.0}},
+            reward_model={**BT, "data": {"path": str(path)}},
+        )
 
 
 def test_without_rounds_it_is_trained_all_the_same(tmp_path):
@@ -119,6 +196,12 @@ NONSENSE = [
     ({"reward_model": {**BT, "every": 2}}, "reward_model.every", "with rounds=2 .* expected at most 1, or 0"),
     ({"reward_model": {**BT, "every": 1}, "rounds": 0}, "reward_model.every", "with rounds=0 .* expected 0"),
     ({"reward_model": {**BT, "every": -1}}, "reward_model.every", "0"),
+    ({"reward_model": {**BT, "every": 1, "data": {"path": "a.jsonl"}}}, "reward_model.every",
+     "needs episodes of the run"),
+    ({"reward_model": {**BT, "data": {"path": "a.jsonl", "heldout": 0.1}}}, "reward_model.data.heldout",
+     "expected null, and reward_model.algorithm.held_out=SHARE"),
+    ({"reward_model": {**BT, "data": {"path": "a", "dataset": "b"}}}, "reward_model.data.dataset",
+     "together with path"),
     ({"reward_model": {**BT, "keep": "none"}}, "reward_model.keep", "every=0, which trains the reward model once"),
     ({"reward_model": {**BT, "every": 1}, "evaluate": {"every": 1}, "guards": {"reward_hacking": "stop"}},
      "guards.reward_hacking", "reward_model.every=1 retrains it after each round"),

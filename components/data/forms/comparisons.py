@@ -5,7 +5,7 @@
 
 The prompt of `preference` is a column of its own or implicit: the messages with which both conversations begin, the
 turns of a transcript (`Human: ... Assistant: ...`), or the text with which both texts begin, up to the last line break
-or space.
+or space. A column `head` names what a preference compares, such as `helpful`: the head of a reward model learns it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ def _read_preference(columns: RowColumns) -> DataExample:
     rewards = (1.0, 0.0)
     if scores[0] is not None and scores[1] is not None and scores[0] > scores[1]:
         rewards = scores[0], scores[1]
-    return DataExample([conversation(better, rewards[0]), conversation(worse, rewards[1])])
+    candidates = [conversation(better, rewards[0]), conversation(worse, rewards[1])]
+    if head := columns.label("head"):
+        for candidate, reward in zip(candidates, rewards, strict=True):
+            candidate.components = {head: reward}
+    return DataExample(candidates)
 
 
 def pair(prompt: Any, chosen: Any, rejected: Any) -> tuple[list[Message], list[Message]]:
@@ -119,6 +123,7 @@ PREFERENCE = Form(
         "prompt": ("prompt", "question", "instruction"),
         "score_chosen": ("score_chosen",),
         "score_rejected": ("score_rejected",),
+        "head": ("head", "aspect", "dimension"),
     },
 )
 

@@ -59,6 +59,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.replay,
     learning.ewc,
     importing.data,
+    importing.preferences,
     importing.offline_algorithm,
     learning.feedback_weights,
     computing.stages,

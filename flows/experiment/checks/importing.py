@@ -9,7 +9,7 @@ from components.algorithms.spec import AlgorithmSpec
 from components.data.spec import DataSpec
 from components.errors import Problem
 from flows.experiment.flow import FlowTarget
-from flows.experiment.sections import WarmupSpec
+from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 
 
 def data(data: DataSpec, warmup: WarmupSpec | None, flow: FlowTarget) -> Iterator[Problem]:
@@ -25,6 +25,36 @@ def data(data: DataSpec, warmup: WarmupSpec | None, flow: FlowTarget) -> Iterato
         )
 
 
+def preferences(reward_model: RewardModelPartSpec | None, data: DataSpec, flow: FlowTarget) -> Iterator[Problem]:
+    """Check the settings of preferences that a reward model learns from in place of the run's episodes, and that a
+    recipe that needs files has them."""
+    if flow.files and not data.is_set:
+        yield Problem("data.path", f"null: flow={flow.name} imitates demonstrations first; expected data.path=FILE")
+    if flow.files and (reward_model is None or not reward_model.data.is_set):
+        text = "trains a reward model on preferences; expected reward_model.data.path=FILE"
+        yield Problem("reward_model.data.path", f"null: flow={flow.name} {text}")
+    if reward_model is None:
+        return
+    own = reward_model.data
+    for problem in DataSpec.cross_problems(dict(own)):
+        yield replace(problem, path=f"reward_model.data.{problem.path}")
+    if not own.is_set:
+        return
+    for name in ("every", "continuations"):
+        if value := getattr(reward_model, name):
+            yield Problem(
+                f"reward_model.{name}",
+                f"{value}: needs episodes of the run, and the reward model learns from reward_model.data; expected 0",
+            )
+    for name in ("heldout", "heldout_path", "heldout_split"):
+        if (value := getattr(own, name)) is not None:
+            yield Problem(
+                f"reward_model.data.{name}",
+                f"{value}: the reward model holds out pairs itself; expected null, and "
+                "reward_model.algorithm.held_out=SHARE",
+            )
+
+
 def offline_algorithm(algorithm: AlgorithmSpec, flow: FlowTarget) -> Iterator[Problem]:
     """Check that the algorithm of an offline recipe can learn from data that the policy did not sample."""
     if flow.offline and not algorithm.feedback_kinds:
@@ -37,4 +67,4 @@ def offline_algorithm(algorithm: AlgorithmSpec, flow: FlowTarget) -> Iterator[Pr
 
 def demonstrated(warmup: WarmupSpec | None, data: DataSpec, flow: FlowTarget) -> WarmupSpec | None:
     """Return the warmup if it plays demonstrations; None if it trains on imported data, or without one."""
-    return warmup if not data.is_set or flow.offline else None
+    return warmup if flow.offline or not (data.is_set or flow.files) else None

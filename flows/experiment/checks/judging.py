@@ -249,12 +249,12 @@ def reward_model(
             f"turns: reward_model.algorithm.name={trained.name} scores whole episodes; expected episode, or "
             "reward_model=process",
         )
-    if not by_turn and reward_model.group_size == 1:
+    if not by_turn and not reward_model.data.is_set and reward_model.group_size == 1:
         yield Problem(
             "reward_model.group_size",
             "1: a preference pair needs two episodes of a scenario; expected at least 2, or loss: mse",
         )
-    if not by_turn and collect.temperature == 0:
+    if not by_turn and not reward_model.data.is_set and collect.temperature == 0:
         yield Problem("collect.temperature", "0: all episodes of a scenario would be identical; expected more than 0")
     if not inference.returns_tokens:
         yield inference.lacks_tokens("reward_model needs the tokens of episodes")

@@ -122,7 +122,7 @@ def environment(
             "warmup.demonstrations",
             f"{warmup.demonstrations}: expected at most {len(train)}, the number of scenarios in split {TRAIN!r}",
         )
-    if reward_model is not None and reward_model.scenarios > len(train):
+    if reward_model is not None and not reward_model.data.is_set and reward_model.scenarios > len(train):
         yield Problem(
             "reward_model.scenarios",
             f"{reward_model.scenarios}: expected at most {len(train)}, the number of scenarios in split {TRAIN!r}",
