@@ -278,6 +278,12 @@ class Episode:
         assert isinstance(self._format, formats.SingleActionFormat)
         self.talk.messages += self._format.show(self._cleaned(observation))
 
+    def replace_observation(self, text: str) -> None:
+        """Replace the text of the last message that the environment showed to the agent."""
+        last = self.talk.messages[-1]
+        mark = self._format.mark if last["content"].startswith(self._format.mark) else ""
+        self.talk.messages[-1] = {**last, "content": f"{mark}{text}"}
+
     def _cleaned(self, messages: Messages) -> Messages:
         cleaned_messages, truncated = cleaned(messages, self._max_observation)
         self._truncated_observations += truncated

@@ -67,7 +67,7 @@ class Circumstances(BaseModel):
     teacher: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$")] = None
     """Larger model to learn from: its name on the hub."""
     goal: Literal["simple", "regularized", "reasoning", "self-improvement"] | None = None
-    """What matters most."""
+    """Property of the method that matters most."""
     compute: Literal["cpu", "gpu", "cluster"] | None = None
     tight: Answer | None = None
     """Does the model hardly fit the GPU memory?"""

@@ -1,4 +1,4 @@
-"""`python -m flows.explain SUBCOMMAND`: causes of a result: attribute, bisect, rejudge, calibrate."""
+"""`python -m flows.explain SUBCOMMAND`: causes of a result: attribute, bisect, rejudge, replay, calibrate."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ EXPLAIN = Subcommands(
         ),
         "bisect": Subcommand("flows.explain.bisect:main", "the change that made two runs differ"),
         "rejudge": Subcommand("flows.explain.rejudge:main", "rewards compared by what they teach on the same episodes"),
+        "replay": Subcommand(
+            "flows.explain.replay:main", "an episode continued from one of its steps, with another tool answer"
+        ),
         "calibrate": Subcommand(
             "flows.explain.calibrate:main", "agreement of the declared reward with the ground truth"
         ),

@@ -26,6 +26,22 @@ class Parity:
         pass
 
 
+class Doors(Parity):
+    """A door that is always open, before the answer of `Parity`."""
+
+    door = "open"
+
+    def reset(self, scenario):
+        self.turn = 0
+        return super().reset(scenario)
+
+    def step(self, action):
+        self.turn += 1
+        return (
+            super().step(action) if self.turn == 2 else Step([{"role": "user", "content": f"The door is {self.door}"}])
+        )
+
+
 def unscored(trajectory):
     """Return no reward for any episode."""
     return None

@@ -14,6 +14,7 @@ from components.inference.protocol import ChatCompletion, Sampling
 from components.inference.transformers.engine import TransformersEngine
 from components.rollout.agent import AgentLoop
 from components.rollout.players.continuation import CONTINUED, ContinuationPlayer
+from components.rollout.players.counterfactual import CounterfactualPlayer
 from components.trajectories.step_labels import read
 from tests.rollout.worlds import Echo, Parrot, collect, scenarios
 
@@ -170,3 +171,45 @@ def test_it_goes_on_from_the_very_tokens_however_little_an_engine_remembers(base
         assert answer.prompt_token_ids[:end] == history.token_ids[:end]
     texts = [message.content for message in history.messages if message.span]
     assert any("\ufffd" in text for text in texts), "else a new tokenisation would give the same tokens"
+
+
+class Obedient(Parrot):
+    """An engine that tosses what it has read last."""
+
+    async def chat(self, request):
+        answer = await super().chat(request)
+        text = "tails" if "tails" in request.messages[-1]["content"] else "heads"
+        ids = [ord(letter) for letter in text]
+        message = {"role": "assistant", "content": text}
+        return ChatCompletion(message, "stop", answer.prompt_token_ids, ids, [-0.5] * len(ids), answer.policy)
+
+
+def replayed(engine, environment, recorded, step, answer, **options):
+    player = CounterfactualPlayer(AgentLoop(), recorded, step, answer)
+    return collect(engine, environment, [recorded.scenario], player=player, max_turns=3, **options)
+
+
+def test_another_answer_of_the_environment_is_what_the_policy_goes_on_from():
+    recorded = collect(Obedient(), Coins, scenarios(1), max_turns=3)[0]
+    assert recorded.success
+    for step, answer, said in ((1, None, ["heads"] * 3), (1, "tails", ["heads", "tails", "heads"]), (2, "tails", None)):
+        episodes = replayed(Obedient(), Coins, recorded, step, answer)
+        texts = [message.content for message in episodes[0].histories[0].messages if message.role == "assistant"]
+        assert texts == (said or ["heads", "heads", "tails"])
+        assert {episode.success for episode in episodes} == {answer is None}
+    with pytest.raises(SpecError, match=r"environment: Forgetful gave other observations when the actions of the epis"):
+        replayed(Obedient(), Forgetful, recorded, 1, "tails")
+
+
+def test_the_tokens_before_the_branch_are_the_recorded_ones(base_dir):
+    engine = TransformersEngine(base_dir, max_length=1024, device="cpu")
+    options = {"sampling": Sampling(max_tokens=6), "group_size": 1}
+    (recorded,) = collect(engine, Coins, scenarios(1), max_turns=3, seed=1, **options)
+    engine = TransformersEngine(base_dir, max_length=1024, device="cpu")
+    (episode,) = replayed(engine, Coins, recorded, 2, "Coin 7.", seed=2, **options)
+    (before,), (after,) = recorded.histories, episode.histories
+    end = [message.span for message in after.messages if message.span][1][1]
+    assert after.token_ids[:end] == before.token_ids[:end]
+    assert repr(after.logprobs[:end]) == repr(before.logprobs[:end])
+    assert [message.content for message in after.messages if message.role == "user"][-1] == "Coin 7."
+    assert after.token_ids[end:] != before.token_ids[end:]

@@ -218,7 +218,8 @@ def _config(values: Mapping[str, Any]) -> LaunchConfig:
     strategy: Strategy = "ddp"
     mapped = None
     if kind == DEEPSPEED:
-        stage, steps = (values.get(f"deepspeed_config.{key}") for key in ("zero_stage", "gradient_accumulation_steps"))
+        stage = values["deepspeed_config.zero_stage"]
+        steps = values.get("deepspeed_config.gradient_accumulation_steps")
         strategy = ZERO_STAGES[stage]
         mapped = f"zero_stage = {stage} is strategy {strategy} of torch, in place of DeepSpeed's engine"
         if steps not in (None, 1, "auto"):

@@ -18,31 +18,27 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from components.environments.protocol import Environment
-from components.errors import EngineError, Problem, SpecError
+from components.errors import EngineError, Problem
 from components.inference.protocol import ChatCompletion, ChatRequest, Engine, Increment, ResponseStart
 from components.rollout.agent import AgentLoop, Conversation, Episode
 from components.rollout.players.player import Agent, Player, PlayerSpec, PlaySetup
+from components.rollout.recorded import Recall, RecordedEngine, recorded_responses
 from components.rollout.request import EpisodeRequest
 from components.rollout.usage import REASONING_TOKENS
 from components.specs import FieldError
-from components.trajectories.convert import to_message, to_openai
 from components.trajectories.groups import begun_scenario
-from components.trajectories.schema import History, Message, Trajectory
+from components.trajectories.schema import History, Trajectory
 from components.trajectories.versions import PAUSED, POLICIES, PolicyTokens, versions_of, with_versions
 
 logger = logging.getLogger(__name__)
-
-Recall = Callable[[ChatRequest, dict[str, Any], list[int]], None]
-"""Function that makes an engine continue a conversation from exact tokens: the request, its response, and the tokens of
-the conversation up to the end of the response."""
 
 
 class PartialSpec(PlayerSpec):
@@ -171,9 +167,10 @@ class PartialPlayer(Player):
             return [_not_played(engine.policy, request)]
         if self._spec.groups is not None:
             engine = InterruptibleEngine(engine, self._pause)
-        recorded = list(_responses(before)) if before is not None else []
+        recorded = list(recorded_responses(before)) if before is not None else []
         if before is not None:
-            engine = _ResumedEngine(engine, request.id, recorded, type(environment).__name__, self._recall)
+            name, remedy = type(environment).__name__, "equal results, or collect.partial=null"
+            engine = RecordedEngine(engine, request.id, recorded, name, self._recall, remedy)
             own = replace(request, scenario=begun_scenario(request.scenario))
         episode = Episode(engine, environment, own, self.agent.presentation)
         talk, earlier = episode.talk, int(before.metrics["turns"]) if before is not None else 0
@@ -288,69 +285,4 @@ class InterruptibleEngine:
             await asyncio.gather(response, pause, return_exceptions=True)
 
 
-class _ResumedEngine:
-    """Engine that first repeats the recorded responses of an episode, then samples."""
-
-    def __init__(
-        self, engine: Engine, episode: str, recorded: Sequence[_Response], environment: str, recall: Recall | None
-    ):
-        self._engine = engine
-        self._episode = episode
-        self._environment = environment
-        self._recall = recall
-        self._recorded = deque(recorded)
-
-    @property
-    def policy(self) -> str:
-        return self._engine.policy
-
-    async def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Return the next recorded response, or sample one or the rest of one. Raises SpecError if the conversation is
-        not the recorded one."""
-        if not self._recorded:
-            return await self._engine.chat(request)
-        conversation, completion = self._recorded.popleft()
-        if [_content(to_message(message)) for message in request.messages] != conversation:
-            raise SpecError([Problem("environment", _NOT_REPRODUCIBLE.format(self._environment, self._episode))])
-        if completion.finish_reason == PAUSED:
-            start = ResponseStart(completion.prompt_token_ids, completion.token_ids, completion.logprobs)
-            return await self._engine.chat(replace(request, start=start))
-        if self._recall is not None and completion.token_ids:
-            self._recall(request, completion.message, completion.prompt_token_ids + completion.token_ids)
-        return completion
-
-
-_Response = tuple[list[Any], ChatCompletion]
-"""Content of the conversation before a response, and the response."""
-
-
-def _responses(episode: Trajectory) -> Iterator[_Response]:
-    """Yield each sampled response in order, with the content of the conversation before it."""
-    for history in episode.histories:
-        for place, message in enumerate(history.messages):
-            if message.finish_reason is None:  # not sampled in this history
-                continue
-            start, end = message.span or (0, 0)
-            yield (
-                [_content(earlier) for earlier in history.messages[:place]],
-                ChatCompletion(
-                    message=to_openai(message),
-                    finish_reason=message.finish_reason,
-                    prompt_token_ids=history.token_ids[:start],
-                    token_ids=history.token_ids[start:end],
-                    logprobs=history.logprobs[start:end],
-                    policy=episode.policy,
-                    altered=not message.trained,
-                ),
-            )
-
-
-def _content(message: Message) -> tuple[Any, ...]:
-    return message.role, message.content, message.tool_calls, message.tool_call_id
-
-
 _WHOLE = "needs whole episodes, which collect.partial pauses; expected it unset"
-_NOT_REPRODUCIBLE = (
-    "{} gave other observations when the actions of the paused episode {} were played again, so it cannot be "
-    "continued; expected equal results, or collect.partial=null"
-)
