@@ -65,12 +65,12 @@ def variants() -> str:
 
 def needs() -> str:
     """Return the table of what each algorithm needs besides the policy, and of its passes over each trained token."""
+    algorithms = {path.stem: spec(path) for path in files()}
     rows = []
-    for path in files():
-        algorithm = spec(path)
+    for name, algorithm in algorithms.items():
         needed = ["yes" if value else "" for value in algorithm_needs(algorithm).values()]
-        rows.append([f"`{path.stem}`", *needed, *map(str, passes(algorithm))])
-    heads = ["`algorithm=`", *algorithm_needs(algorithm), "passes forward and backward", "passes forward only"]
+        rows.append([f"`{name}`", *needed, *map(str, passes(algorithm))])
+    heads = ["`algorithm=`", *algorithm_needs(algorithms["grpo"]), "passes forward and backward", "passes forward only"]
     return table(heads, rows)
 
 
