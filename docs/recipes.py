@@ -1,11 +1,12 @@
 """Results of the recipes: docs/results/recipes.json, and the table on docs/results/recipes.md.
 
-    python -m docs.recipes run NAME [NAME ...] [--seeds 0 1 2] [--root DIR] [--jobs N] [-- OVERRIDE ...]
+    python -m docs.recipes run NAME [NAME ...] [--seeds 0 1 2] [--root DIR] [--jobs N] [-- OVERRIDE ... [-- ...]]
     python -m docs.recipes flat NAME "REASON"
     python -m docs.recipes
 
-`run` runs the experiments for each seed and records their results; `flat` records why one learned nothing; without
-arguments the page and its plot are written again. A record has one object for each experiment and seed: `experiment`,
+`run` runs the experiments for each seed and each list of overrides (`-- -- X=1`: without, and with `X=1`), and records
+each run when it ends; with the same root, an interrupted command continues. `flat` records why one learned nothing;
+without arguments the page and its plot are written again. A record has one object for each run: `experiment`,
 `model` (its name), `seed`, `metric`, `before`, `after`, `gain` with its paired `interval`, `seconds` (of all stages,
 cached ones included), `peak_memory_gb` (of the recorded process, in which cached stages take none), `command`,
 `commit`, `processor`, `jobs` (runs at the same time), and `flat`: null, or the reason why nothing was learned. A recipe
@@ -55,11 +56,11 @@ def main(arguments: list[str]) -> None:
     flat = commands.add_parser("flat")
     flat.add_argument("name")
     flat.add_argument("reason")
-    own, _, overrides = " ".join(map(shlex.quote, arguments)).partition(" -- ")
-    options = parser.parse_args(shlex.split(own))
+    own, *variants = split_at_dashes(arguments)
+    options = parser.parse_args(own)
     failed: list[str] = []
     if options.command == "run":
-        failed = run_all(options, shlex.split(overrides))
+        failed = run_all(options, variants or [[]])
     elif options.command == "flat":
         explain(options.name, options.reason)
     for page in PAGES:
@@ -69,15 +70,28 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"not recorded, because the run failed: {', '.join(failed)}")
 
 
-def run_all(options: argparse.Namespace, overrides: list[str]) -> list[str]:
-    """Run the experiments for the seeds, and record each when it ends. Return those that failed."""
+def split_at_dashes(arguments: list[str]) -> list[list[str]]:
+    """Return the arguments before the first `--`, and those after each."""
+    parts: list[list[str]] = [[]]
+    for argument in arguments:
+        if argument == "--":
+            parts.append([])
+        else:
+            parts[-1].append(argument)
+    return parts
+
+
+def run_all(options: argparse.Namespace, variants: list[list[str]]) -> list[str]:
+    """Run the experiments for the seeds with each list of overrides, and record each when it ends. Return those that
+    failed."""
     options.commit = commit()
     failed = []
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = {
-            pool.submit(run_experiment, name, seed, options, overrides): f"{name} seed {seed}"
+            pool.submit(run_experiment, name, seed, options, overrides): shlex.join([name, f"seed={seed}", *overrides])
             for seed in options.seeds
             for name in options.names
+            for overrides in variants
         }
         for done in as_completed(runs):
             if isinstance(done.exception(), subprocess.CalledProcessError):
