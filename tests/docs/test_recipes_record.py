@@ -152,7 +152,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_recorded(stored, monkeypat
     monkeypatch.setattr(recipes, "run_experiment", run_experiment)
     monkeypatch.setattr(recipes, "commit", lambda: "abc")
     options = argparse.Namespace(names=["broken", "new"], seeds=[0, 1], jobs=2)
-    assert sorted(recipes.run_all(options, [])) == ["broken seed=0", "broken seed=1"]
+    assert sorted(recipes.run_all(options, [[]])) == ["broken seed=0", "broken seed=1"]
     assert [(r["experiment"], r["seed"]) for r in recipes.rows() if r["experiment"] in ("broken", "new")] == [
         ("new", 0),
         ("new", 1),
