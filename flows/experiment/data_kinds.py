@@ -98,7 +98,9 @@ def _preferences(part: RewardModelPartSpec) -> Iterator[Problem]:
                 f"{', '.join(sorted(heads))}: the first rows of {PREFERENCES} name no such head (column head: "
                 f"{', '.join(sorted(named)) or 'none'}); expected one of these, or overall",
             )
-    elif examples and not any(one.step_labels or one.step_rewards for row in examples for one in row.candidates):
+    elif examples and not any(
+        answer.step_labels or answer.step_rewards for row in examples for answer in row.candidates
+    ):
         yield Problem(
             PREFERENCES,
             f"form {form}: a process reward model learns labels of steps, and these rows have none; expected rows of "

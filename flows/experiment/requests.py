@@ -37,7 +37,7 @@ from flows.stages.reward_model import RewardModelStage
 from flows.stages.train import TrainStage
 
 REWARD_SEED = 1_000_000_007
-"""Offset of the seed for the episodes of reward models; each further model of an ensemble adds it once more."""
+"""Offset of the seed for the episodes of reward models, for each model of an ensemble."""
 _ONCE = {name: CollectSpec.model_fields[name].default for name in WAYS}
 """Settings of `collect` with which the actor alone plays each episode once."""
 
@@ -48,8 +48,7 @@ class Requests:
     def __init__(self, spec: ExperimentSpec, tasks: Artifact | None = None):
         self.spec = spec
         self.tasks = tasks
-        """Tasks that the flow generated, which the stages that play episodes read; None: the environment has its
-        own."""
+        """Tasks that the flow generated for the stages that play episodes; None: those of the environment."""
         concurrency = max(spec.collect.concurrency * (1 + spec.collect.overlap), spec.evaluate.concurrency)
         lora = spec.model.lora
         self.inference = spec.inference.sized(0 if lora is None else lora.rank, concurrency)
@@ -267,9 +266,8 @@ class Requests:
         return self.request("generate", stage, {})
 
     def import_data(self, data: DataSpec | None = None, section: str = "data") -> Request:
-        """Return the request for the import of data of one's own, by default that of `data`. Its artifact holds
-        trajectories, scores and selection. section: key of the spec, for messages. Raises SpecError if the data cannot
-        be read."""
+        """Return the request for the import of data of one's own, by default that of `data`, with scores and a
+        selection. section: key of the spec, for messages. Raises SpecError if the data cannot be read."""
         source = resolve_data(data or self.spec.data, section)
         stage = ImportStage(
             section=section,

@@ -1,4 +1,4 @@
-"""What a run starts from: earlier work, and data of one's own."""
+"""Starting point of a run: earlier work, and data of one's own."""
 
 from __future__ import annotations
 
