@@ -90,7 +90,7 @@ def _named(spec: ImportStage) -> Iterator[None]:
     try:
         yield
     except SpecError as error:
-        named = [replace(each, path=renamed(each.path), message=renamed(each.message)) for each in error.problems]
+        named = [replace(it, path=renamed(it.path), message=renamed(it.message)) for it in error.problems]
         raise SpecError(named) from None
     except ResourceError as error:
         raise ResourceError(renamed(str(error))) from None
