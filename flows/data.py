@@ -121,10 +121,15 @@ def _columns(data: DataSpec) -> dict[str, str]:
 
 
 def _algorithms(report: Mapping[str, Any]) -> list[str]:
-    """Return the algorithms that learn from the data."""
-    compared = ["dpo", "ipo", "orpo"] if report["comparable"] else []
-    labelled = ["kto"] if report["rejected"] else []
-    return [*compared, *labelled, "sft" + (" with filter=successful" if report["rejected"] else "")]
+    """Return the algorithms that learn from the data, with the filter that they need."""
+    from components.algorithms.choices import ALGORITHMS
+
+    present = {"choices": report["comparable"], "scores": report["rejected"], "corrections": report["examples"]}
+    able = [kind for kind in ALGORITHMS if any(present[feedback] for feedback in kind.feedback_kinds)]
+    filtered = " with filter=successful" if report["rejected"] else ""
+    return [
+        kind.model_fields["name"].default + (filtered if "corrections" in kind.feedback_kinds else "") for kind in able
+    ]
 
 
 def _tokenized(folder: Path, chat: ChatFormat, shown: int) -> tuple[list[int], list[dict[str, Any]]]:

@@ -38,7 +38,7 @@ def test_rows_are_shown_with_the_tokens_and_the_mask_of_the_training(inspect):
         assert sft["reward"] == reward
     assert (code, data["form"], data["rows"], data["comparable"]) == (0, "preference", 4, 4)
     assert data["columns"] == {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
-    assert data["algorithms"] == ["dpo", "ipo", "orpo", "kto", "sft with filter=successful"]
+    assert data["algorithms"] == ["dpo", "ipo", "kto", "orpo", "sft with filter=successful"]
     assert (
         data["diversity"]["tokens"]["max"]
         == len((prompt + "0, please.").replace("<|im_start|>", "<").replace("<|im_end|>", "<")) + 1
