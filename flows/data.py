@@ -199,7 +199,9 @@ def _show(data: Mapping[str, Any]) -> None:
     shares = [(name, str(row["trajectories"]), f"{row['success']:.0%}") for name, row in environments]
     table(("environment", "trajectories", "success"), *shares)
     if diversity := data["diversity"]:
-        out.print(f"types: {len(diversity['types'])}, as diverse as {diversity['effective_types']:g} of equal number")
+        out.print(
+            f"types: {len(diversity['types'])}, as diverse as {diversity['effective_types']:g} equally frequent ones"
+        )
         lengths = {name: diversity[name] for name in ("turns", "characters", "tokens") if name in diversity}
         first = next(iter(lengths.values()))
         table(("length", *first), *((name, *(f"{value:g}" for value in row.values())) for name, row in lengths.items()))

@@ -70,11 +70,13 @@ def export(
     out.mkdir(parents=True, exist_ok=True)
     counts = ExportCounts()
     trajectories = _selected(collections, counts, min_reward, whole=form == PARQUET)
+    file = out / ("train.parquet" if form == PARQUET else "train.jsonl")
     if form == PARQUET:
-        counts.rows = write_trajectories(out / "train.parquet", trajectories)
+        counts.rows = write_trajectories(file, trajectories)
     else:
-        counts.rows = write_jsonl(out / "train.jsonl", _rows(trajectories, write or FORMS[form].write))
+        counts.rows = write_jsonl(file, _rows(trajectories, write or FORMS[form].write))
     if not counts.rows:
+        file.unlink()  # a corrected command may use the folder
         raise ResourceError(
             f"no row of form {form} results from {counts.episodes} episodes ({counts.failed} failed, "
             f"{counts.unscored} unscored, {counts.low} below --min-reward, {counts.several} of several histories)"

@@ -201,6 +201,7 @@ def test_mistakes_are_reported(judged, tmp_path, capsys):
     for arguments, message in (
         (["latest", "--out", str(full)], "is not empty; expected a new folder"),
         (["latest", "--out", str(tmp_path / "a")], "no row of form preference results from 10 episodes"),
+        (["latest", "--out", str(tmp_path / "a")], "no row of form preference"),  # the folder is empty again
         (["latest", "--out", str(tmp_path / "b"), "--stages", "train*"], "has no such scored episodes"),
         (["nothing", "--out", str(tmp_path / "c")], "nothing"),
     ):
