@@ -28,22 +28,24 @@ if TYPE_CHECKING:
     from flows.advice.advice import Advice
 
 NO = ("no", "none", "")
-QUESTIONS = {
+YES_NO, COMPUTE = ("yes", "no"), ("cpu", "gpu", "cluster")
+GOALS = ("simple", "regularized", "reasoning", "self-improvement")
+QUESTIONS: dict[str, tuple[str, Any]] = {
     "data": ("File with demonstrations, preferences, or questions and answers (none)", str),
     "labels": ("Number of demonstrations (0)", int),
     "preferences": ("Number of preferences (0)", int),
-    "form": ("Their form: pairs, thumbs or ranked", str),
+    "form": ("Their form: pairs, thumbs or ranked", ("pairs", "thumbs", "ranked")),
     "environment": ("Environment: an option of conf/environment, mcp, or none", str),
-    "success": ("Does it report success? (yes)", str),
-    "sparse": ("Are its episodes long, and successes rare? (no)", str),
-    "slow": ("Does collecting episodes take as long as training? (no)", str),
+    "success": ("Does it report success? (yes)", YES_NO),
+    "sparse": ("Are its episodes long, and successes rare? (no)", YES_NO),
+    "slow": ("Does collecting episodes take as long as training? (no)", YES_NO),
     "judge": ("Language model as a judge: yes, no, or PROVIDER/MODEL (no)", str),
-    "goal": ("What matters most: simple, regularized, reasoning or self-improvement (none)", str),
+    "goal": ("What matters most: simple, regularized, reasoning or self-improvement (none)", (*GOALS, "none")),
     "teacher": ("Larger model to learn from: name or folder (none)", str),
-    "compute": ("Compute: cpu, gpu or cluster (cpu)", str),
-    "tight": ("Does the model hardly fit the GPU memory? (no)", str),
+    "compute": ("Compute: cpu, gpu or cluster (cpu)", COMPUTE),
+    "tight": ("Does the model hardly fit the GPU memory? (no)", YES_NO),
 }
-"""Questions with the types of their answers, in order."""
+"""Questions with the types of their answers, or the possible answers, in order."""
 EPISODES = ("success", "sparse", "slow")
 """Questions about an environment."""
 
@@ -84,19 +86,19 @@ def _parser() -> argparse.ArgumentParser:
     ):
         forms.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=text)
     parser.add_argument("--environment", metavar="NAME", help="option of conf/environment, mcp, or none")
-    parser.add_argument("--success", choices=["yes", "no"], help="whether it reports success (default: yes; mcp: no)")
-    parser.add_argument("--sparse", choices=["yes", "no"], help="whether episodes are long and rarely succeed")
-    parser.add_argument("--slow", choices=["yes", "no"], help="whether collecting takes as long as training")
+    parser.add_argument("--success", choices=YES_NO, help="whether it reports success (default: yes; mcp: no)")
+    parser.add_argument("--sparse", choices=YES_NO, help="whether episodes are long and rarely succeed")
+    parser.add_argument("--slow", choices=YES_NO, help="whether collecting takes as long as training")
     parser.add_argument("--judge", metavar="yes|no", help="whether a language model can judge; or PROVIDER/MODEL")
     parser.add_argument("--teacher", metavar="MODEL", help="larger model to learn from: name on the hub, or folder")
     parser.add_argument(
         "--goal",
-        choices=["simple", "regularized", "reasoning", "self-improvement"],
+        choices=GOALS,
         help="what matters most: fewest models and settings, a bounded distance from the reference policy, rewards of "
         "single steps, or learning from the policy's own selected attempts",
     )
-    parser.add_argument("--compute", choices=["cpu", "gpu", "cluster"], help="machines (default: cpu)")
-    parser.add_argument("--tight", choices=["yes", "no"], help="whether the model hardly fits the GPU memory")
+    parser.add_argument("--compute", choices=COMPUTE, help="machines (default: cpu)")
+    parser.add_argument("--tight", choices=YES_NO, help="whether the model hardly fits the GPU memory")
     parser.add_argument(
         "--data", metavar="FILE", help="file with demonstrations, preferences, or questions and answers"
     )
@@ -135,7 +137,7 @@ def _ask() -> dict[str, Any]:
     """Return the answers to the questions that matter."""
     answers: dict[str, Any] = {}
     for name, (text, kind) in QUESTIONS.items():
-        if name in ("labels", "preferences") and "data" in answers:
+        if name in ("labels", "preferences") and answers.get("data", "") not in NO:
             continue
         if name == "form" and not answers.get("preferences"):
             continue
@@ -144,11 +146,12 @@ def _ask() -> dict[str, Any]:
         while True:
             print(f"{text}: ", end="", file=sys.stderr, flush=True)
             answer = input().strip()
-            if kind is str or answer.isdigit() or not answer:
+            if not answer or (answer.isdecimal() if kind is int else kind is str or answer in kind):
                 break
-            print(f"  {answer!r} is no whole number", file=sys.stderr)
-        if answer:
-            answers[name] = kind(answer)
+            expected = "a whole number" if kind is int else f"one of {', '.join(kind)}"
+            print(f"  {answer!r}: expected {expected}", file=sys.stderr)
+        if answer and (name, answer) != ("goal", "none"):
+            answers[name] = int(answer) if kind is int else answer
     return answers
 
 

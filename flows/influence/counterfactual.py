@@ -50,6 +50,8 @@ def branch_of(run: RunRecord, store: Store, name: str, step: int, label: str | N
     """Return the branch after a step of an episode: of the stage with this label, else of the last stage that played an
     episode of this id. Raises ResourceError for an unknown episode and SpecError for a step that cannot be a branch."""
     played = [stage for stage in run.stages if stage.request["stage"] in ("collect", "evaluate")]
+    if not played:
+        raise ResourceError(f"RUN {run.short}: has no finished collection or evaluation; expected another run")
     if label is not None and label not in (labels := [stage.label for stage in played]):
         raise ResourceError(f"--stage {label}: run {run.short} has the stages {listed(labels)}")
     examples: list[str] = []

@@ -180,6 +180,8 @@ def test_a_key_that_cannot_be_honoured_is_refused(tmp_path):
 DEEPSPEED_REFUSED = [
     ({"zero_stage": 1}, "zero_stage = 1: expected one of 0, 2, 3"),
     ({"zero_stage": None}, "zero_stage = null: expected one of 0, 2, 3"),
+    ({"zero_stage": [2]}, "zero_stage = [2]: expected one of 0, 2, 3"),
+    ({"zero_stage": False}, "zero_stage = false: expected one of 0, 2, 3"),
     ({"offload_optimizer_device": "cpu"}, "offload_optimizer_device = cpu: expected none"),
     ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps = 0: expected a whole number from 1, or auto"),
     ({"gradient_clipping": 0}, "gradient_clipping = 0: expected a number above 0"),
@@ -215,6 +217,7 @@ def test_a_key_of_deepspeed_or_fsdp_that_cannot_be_honoured_is_refused(tmp_path)
 def test_a_file_that_is_none_is_refused(tmp_path):
     path = tmp_path / "accelerate.yaml"
     contents = {None: "cannot be read", "a: [": "is not valid YAML", "- a": "is not a mapping", "": "is not a mapping"}
+    contents |= {"a: 2024-13-45": "is not valid YAML", "[" * 2000: "is not valid YAML"}
     for content, text in contents.items():
         if content is not None:
             path.write_text(content)

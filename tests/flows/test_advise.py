@@ -273,12 +273,13 @@ def test_refusals_are_sentences(capsys, monkeypatch):
 
 
 def test_without_options_it_asks(capsys, monkeypatch):
-    answers = iter(["", "many", "0", "", "shop", "no", "", "", "yes", "", "", "", ""])
+    answers = iter(["none", "²", "0", "", "shop", "n", "no", "", "", "yes", "none", "", "GPU", "", ""])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda: next(answers))
     code, out, err = run(capsys, "--json")
     assert code == 0, err
-    assert "'many' is no whole number" in err
+    for text in ("'²': expected a whole number", "'n': expected one of yes, no", "'GPU': expected one of cpu, gpu,"):
+        assert text in err
     assert json.loads(out)["method"] == "RULER + GRPO"
     assert next(answers, None) is None
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from components.artifacts import Store
+from components.errors import ResourceError
 from components.trajectories.store import read_trajectories
 from flows.experiment.compose import compose
 from flows.explain.__main__ import EXPLAIN
+from flows.influence.counterfactual import branch_of
 from tests.flows.parity_environment import Doors
 from tests.flows.pretend import run_stages
 from tests.flows.test_influence import SMALL
@@ -74,3 +77,8 @@ def test_an_episode_is_continued_with_both_answers_and_refused_where_it_cannot_b
     monkeypatch.setattr(Doors, "door", "new")
     code, _, err = call(recorded.id, *answer)
     assert (code, "environment: Doors gave other observations when the actions" in err) == (2, True), err
+
+
+def test_a_run_that_ended_before_its_first_episodes_is_refused(tmp_path):
+    with pytest.raises(ResourceError, match="has no finished collection or evaluation"):
+        branch_of(SimpleNamespace(stages=[], short="ab"), Store(tmp_path), "door/0", 1, "evaluate[sft]")

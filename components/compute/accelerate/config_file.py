@@ -130,7 +130,7 @@ def read(path: Path) -> tuple[LaunchConfig | None, list[str]]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         return None, [f"cannot be read: {error}"]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2024-13-45
         return None, [f"is not valid YAML: {' '.join(str(error).split())}"]
     if not isinstance(data, Mapping):
         return None, ["is not a mapping; expected the keys that `accelerate config` writes"]
@@ -183,7 +183,8 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield _text("use_cpu", False, "but distributed_type: MULTI_CPU; expected true")
     if kind == "MULTI_GPU" and values.get("use_cpu") is True:
         yield _text("use_cpu", True, "but distributed_type: MULTI_GPU; expected false, or MULTI_CPU")
-    if kind == DEEPSPEED and (stage := values.get("deepspeed_config.zero_stage")) not in ZERO_STAGES:
+    stage = values.get("deepspeed_config.zero_stage")
+    if kind == DEEPSPEED and not _among(stage, tuple(ZERO_STAGES)):
         yield _text("deepspeed_config.zero_stage", stage, f"expected one of {', '.join(map(str, ZERO_STAGES))}")
     steps = values.get("deepspeed_config.gradient_accumulation_steps", 1)
     if steps != "auto" and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
