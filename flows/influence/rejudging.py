@@ -19,11 +19,12 @@ from components.evaluation.rank_agreement import RankAgreement, Rewards, rank_ag
 from components.specs import Target, validate
 from components.trajectories.groups import separate
 from components.trajectories.schema import Trajectory
+from flows.experiment import run_models
 from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
 from flows.influence.rounds import TrainedRound
 from flows.recipes.episodes import FED
-from flows.stages.base import Request
+from flows.stages.base import Context, Request
 from flows.terminal.arguments import CODE
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _by_reward(overrides: Sequence[str]) -> tuple[list[list[str]], list[Problem]
         key, equals, _ = override.lstrip("+~").partition("=")
         if override.startswith("reward=") and equals:
             rewards.append([override])
-        elif not key.startswith("reward."):
+        elif not key.rpartition("@")[2].startswith("reward."):  # or a group of one: judge_model@reward.model
             problems.append(Problem(key, f"is not a key of a reward; expected RUN {EXAMPLE}"))
         elif not rewards:
             problems.append(Problem(key, f"belongs to no reward; expected reward=NAME before it: RUN {EXAMPLE}"))
@@ -90,7 +91,8 @@ def compose_rewards(
         try:
             target = compose([*own, *allow], config_dir=config_dir).reward
             settings = {**data, "reward": target.model_dump(mode="json", by_alias=True), "reward_model": None}
-            validate(ExperimentSpec, settings)
+            checked = validate(ExperimentSpec, settings).model_copy(update={"root": run.root})
+            target = run_models.resolve(checked, Context.at(run.root, run.store).store).reward
         except SpecError as error:
             problems += [problem for problem in error.problems if problem not in problems]
             continue

@@ -80,7 +80,7 @@ def _revise(options: argparse.Namespace) -> int:
     stage = stage_named(run, options.stage)
     spec = recorded_experiment(run, options.trust, {*REPLACED, "reward"} if options.overrides else REPLACED)
     episodes = load(root, run, stage, trust=options.trust)
-    target = _composed(options.overrides) if options.overrides else _own(run, spec)
+    target = _composed(options.overrides, spec, root) if options.overrides else _own(run, spec)
     verdicts, costs = _judge(root, spec, stage, episodes, spec.resolve_dtypes(target, "judge"))
     corrections = [
         _correction(trajectory, judge, revised, episodes)
@@ -104,11 +104,14 @@ def _revise(options: argparse.Namespace) -> int:
     return 0
 
 
-def _composed(overrides: Sequence[str]) -> Target:
-    """Return the judge of `reward=constitution` with overrides."""
+def _composed(overrides: Sequence[str], spec: ExperimentSpec, root: Path) -> Target:
+    """Return the judge of `reward=constitution` with overrides. spec: the run's experiment."""
+    from flows.experiment import run_models
     from flows.experiment.compose import compose
+    from flows.stages.base import Context
 
-    return compose(["reward=constitution", *overrides]).reward
+    own = compose(["reward=constitution", *overrides]).model_copy(update={"root": str(root)})
+    return run_models.resolve(own, Context.at(root, spec.store).store).reward
 
 
 def _own(run: RunRecord, spec: ExperimentSpec) -> Target:

@@ -9,7 +9,9 @@ from components.errors import SpecError
 from components.rewards.llm.spec import asked_by
 from flows.experiment.compose import compose
 from flows.experiment.run_models import resolve
-from tests.flows.pretend import pretend
+from flows.influence.rejudging import compose_rewards
+from flows.runs.revise import _composed
+from tests.flows.pretend import pretend, spec_of
 
 PATHS = {
     "algorithm.teacher": ["algorithm=distill", "filter=everything"],
@@ -48,6 +50,15 @@ def test_it_is_the_export_of_the_latest_finished_run(tmp_path):
         assert model.name == str(store.find(latest.stage("deploy").key).path / "merged")
         assert model_of(spec).source == "run"
         assert model_of(resolve(student(path, tmp_path, latest.id), store)) == model
+
+
+def test_rewards_that_judge_a_finished_run_again_may_name_it(tmp_path):
+    run = pretend(tmp_path, files={"deploy": export})
+    judge = [*PATHS["reward.model.model"][1:], "reward.model.model.name=test", "reward.model.model.source=run"]
+    (rejudging,) = compose_rewards(["reward=ruler", *judge], spec_of(tmp_path), run.spec, None)
+    merged = Store(tmp_path / "artifacts").find(run.stage("deploy").key).path / "merged"
+    for reward in (rejudging.target, _composed(judge, spec_of(tmp_path), tmp_path)):
+        assert asked_by(reward)[0].frozen_model.name == str(merged)
 
 
 def test_a_run_that_does_not_exist_is_named_with_the_command_that_makes_it(tmp_path):
