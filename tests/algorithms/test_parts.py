@@ -150,7 +150,9 @@ def kill_and_resume(base_dir: Path, folder: Path) -> dict[str, Any]:
 
     def log(name: str, **options: Any) -> None:
         logs = train(base_dir, folder / name, **options)
-        (folder / f"{name}.json").write_text(json.dumps(logs))
+        written = folder / f"{name}.{os.getpid()}"  # each process writes its own
+        written.write_text(json.dumps(logs))
+        written.replace(folder / f"{name}.json")
 
     assert together(2, lambda: log("whole"))
     states, scratch = {}, folder / "killed" / "scratch" / "unfinished"

@@ -130,7 +130,11 @@ def test_rows_are_read_back_as_they_were_written(tmp_path):
     for place in range(700):
         tokens = [draw.randrange(300_000) for _ in range(draw.randint(1, 20))]
         targets = sorted(draw.sample(range(len(tokens)), draw.randint(1, len(tokens))))
-        rows.append(TokenRow(place // 2, tokens, targets, draw.random(), f"é{place % 3}", f"g{place}", draw.random()))
+        rows.append(
+            TokenRow(
+                place // 2, tokens, targets, draw.random(), f"é{place % 3}", f"g{place}", f"t{place % 5}", draw.random()
+            )
+        )
     read = tokenized(tmp_path, batch(groups=117), lambda place, _: rows[2 * place : 2 * place + 2])
     assert list(read) == rows[: len(read)]
     assert len(read) == 700

@@ -231,7 +231,7 @@ def sketches() -> list[Any]:
 def test_the_keys_of_every_sketched_command_exist():
     composer, invalid = Composer(), {}
     for arguments in sketches():
-        assert any(word.startswith("+experiment=") for word in arguments)
+        assert any(word.startswith(("+experiment=", "flow=")) for word in arguments)
         options = [word for word in arguments if ("=" in word or re.match(r"~\w", word)) and word != "+experiment=NAME"]
         overrides, broken = composer.parse(options)
         if problems := broken + composer.point(overrides)[1]:

@@ -71,7 +71,7 @@ def store_groups(context, groups=7):
 
 def write_rows(path, count):
     rows = [{**samples.FORMS["thumbs"][0], "prompt": f"What is {n}?"} for n in range(count)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, "not an object"]))
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, ["not an object"]]))
     return str(path)
 
 

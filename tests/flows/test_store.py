@@ -78,6 +78,7 @@ def test_a_stage_in_its_own_process_shares_what_it_makes(tmp_path, uri, screen):
     spec = validate(ExperimentSpec, {**DATA, "root": str(root), "store": uri, "compute": {"default": "process"}})
     execution = Execution(spec, Context.at(root, spec.store), screen[0], None, root / "logs" / "log")
     done = execution.stage("collect[sft]", 0, COLLECT)
+    execution.close()
     assert done.status == "ran"
     assert find_stage(COLLECT, Context.at(tmp_path / "b", uri)).digest == done.artifact.digest
     written = b"".join(contents(root).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -72,8 +73,11 @@ def _kept(root: Path) -> ProcessRunner:
 
 def _ranks() -> list[psutil.Process]:
     """The processes of a training, by rank."""
-    children = psutil.Process().children(recursive=True)
-    return sorted((one for one in children if "RANK" in one.environ()), key=lambda one: one.environ()["RANK"])
+    ranks = {}
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            ranks[child] = child.environ().get("RANK")
+    return sorted((child for child, rank in ranks.items() if rank is not None), key=ranks.__getitem__)
 
 
 def _steps(root: Path, key: str) -> list[dict[str, float]]:

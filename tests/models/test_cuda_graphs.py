@@ -158,7 +158,7 @@ def test_replays_compute_packs_and_parameters_of_any_kind(family, blocks, monkey
             found = result(module, hidden_1ND[:, :count])
             plain = module(**trie_inputs(packed.token_ids_N, packed.positions_N, packed.ends_N)).last_hidden_state
             for replayed, eager in zip(found, result(module, plain), strict=True):
-                torch.testing.assert_close(replayed.values, eager.values, atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(replayed.values, eager.values, atol=3e-5, rtol=1e-4)
         assert 1 < len(graphs._recorded) <= 3
 
 

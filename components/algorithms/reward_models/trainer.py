@@ -200,7 +200,7 @@ def held_out(
             measured[f"heldout_accuracy{suffix}"] = sum(margin > 0 for margin in all_margins) / len(all_margins)
             measured[f"heldout_margin{suffix}"] = math.fsum(all_margins) / len(all_margins)
             if not suffix and not spec.learns_turn_labels:
-                measured |= calibration(all_margins)
+                measured |= calibration([margin for margin in all_margins if math.isfinite(margin)])
         if len(names) > 1:
             for head, column in sorted(margins.items()):
                 measured[f"heldout_accuracy{suffix}/{head}"] = sum(margin > 0 for margin in column) / len(column)
