@@ -43,6 +43,7 @@ def serve(spec: ExperimentSpec, listen: ListenOptions, options: argparse.Namespa
     from components.models.weights import CACHE, prepare
     from components.tracking.store import check as check_tracking
     from components.tracking.store import local_uri
+    from flows.stages.base import Context
     from flows.train_service.app import create_app
     from flows.train_service.retention import FOLDER, LOCK
     from flows.train_service.runs import ModelRuns
@@ -63,9 +64,10 @@ def serve(spec: ExperimentSpec, listen: ListenOptions, options: argparse.Namespa
         text = "float16: gradients of clients would underflow; expected float32 or bfloat16"
         raise SpecError.at("model.dtype", text)
     root = Path(spec.root)
+    Context.created(root)
     check_tracking(spec.tracking.uri or local_uri(root))
     folder = root / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     with open(folder / LOCK, "a+") as lock, ModelRuns(spec, options.overrides) as runs:
         lock_file(lock, f"the training service below {root}", 5.0, lambda _: None)
         plain = prepare(model, root / CACHE)

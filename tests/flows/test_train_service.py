@@ -34,6 +34,7 @@ from flows.history.records import Records
 from flows.loop.policy import SETTINGS
 from flows.runs.clean import Cleaner
 from flows.runs.listing import RunFilter, list_runs
+from flows.train_server import main
 from flows.train_service.app import create_app
 from flows.train_service.batch import BatchLimits, read_batch
 from flows.train_service.bodies import AdamParams, LoraConfig
@@ -325,6 +326,12 @@ def test_requests_arrive_while_the_service_computes(client, monkeypatch):
 
 
 # Runs and retention
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "root").touch()
+    assert main(["model=tiny", f"root={tmp_path / 'root'}", "--port=0"]) == 2
+    assert "not writable" in capsys.readouterr().err
 
 
 def test_models_are_runs_that_continue_and_are_cleaned_when_no_client_needs_them(base_dir, tmp_path, monkeypatch):
