@@ -31,6 +31,8 @@ JUDGEMENTS = "judgements"
 LONGEST_QUESTION = 10_000
 """Characters that an embedded judge reads (conf/judge_model/embedded.yaml)."""
 READ_ONLY = {"auto", "trajectories", "served", *get_args(LogName)}
+HELD_OUT = "judge[heldout"
+"""Beginning of the labels of stages that score held-out episodes, which are exported by name only."""
 FORMS = (*(form for form in get_args(FormName) if form not in READ_ONLY), "parquet", JUDGEMENTS)
 """Forms of imports that can be written; `parquet` for whole episodes; `judgements` to train a judge on."""
 SELF_SCORED = ("dataset", "feedback")
@@ -65,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--stages",
         default="*",
         metavar="PATTERN",
-        help="stages whose scores are exported, such as 'judge[[]3]' or import (default: all)",
+        help="stages whose scores are exported, such as 'judge[[]3]' or import (default: all but held-out ones)",
     )
     parser.add_argument("--min-reward", type=float, metavar="X", help="only episodes with at least this reward")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload to this private data set of the Hugging Face hub")
@@ -116,7 +118,7 @@ def scored_stages(record: RunRecord, pattern: str) -> list[tuple[str, str, str]]
     there is none."""
     stages = []
     for stage in record.stages:
-        if not fnmatchcase(stage.label, pattern):
+        if not fnmatchcase(stage.label, pattern) or (pattern == "*" and stage.label.startswith(HELD_OUT)):
             continue
         if stage.kind == "scores":
             stages.append((stage.label, stage.request["inputs"]["trajectories"], stage.key))

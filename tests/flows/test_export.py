@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from components.trajectories.schema import Failure, History, Message, Scenario, 
 from components.trajectories.store import load_scored
 from flows.experiment.requests import Requests
 from flows.history.records import RunRecord, StageRecord, recording
-from flows.runs.export import FORMS, JUDGEMENTS, main
+from flows.runs.export import FORMS, JUDGEMENTS, main, scored_stages
 from flows.stages import STAGES
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
@@ -252,3 +253,12 @@ def test_a_push_that_the_hub_refuses_is_reported(judged, tmp_path, capsys, monke
     assert "--push me/shop: the hub did not accept the data" in error
     assert "hf_secret" not in error
     assert (out / "README.md").exists()
+
+
+def test_held_out_episodes_are_exported_by_name_only():
+    def stage(label):
+        return SimpleNamespace(label=label, kind="scores", key=label, request={"inputs": {"trajectories": "t"}})
+
+    record = SimpleNamespace(stages=[stage("judge[1]"), stage("judge[heldout final]")], short="r")
+    for pattern, label in (("*", "judge[1]"), ("judge[[]held*", "judge[heldout final]")):
+        assert [row[0] for row in scored_stages(record, pattern)] == [label]
