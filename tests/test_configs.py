@@ -80,6 +80,8 @@ PROMPTS = Path(ALFWORLD.name) / "prompts.jsonl"
 PROMPTS.write_text("".join(f'{{"prompt": "{number} + 1?", "answer": {number + 1}}}\n' for number in range(400)))
 PAIRS = PROMPTS.with_name("pairs.jsonl")
 PAIRS.write_text("".join(f'{{"prompt": "{n} + 1?", "chosen": "{n + 1}", "rejected": "{n}"}}\n' for n in range(400)))
+OFFLINE = {"sft": PROMPTS, "kto": PROMPTS, **dict.fromkeys(("dpo", "ipo", "orpo", "ranking"), PAIRS)}
+"""Data of the experiments that learn from a file."""
 DATASET = [f"environment.path={PROMPTS}", f"environment.cache={ALFWORLD.name}/cache"]
 SERVED = ["reward.model.url=http://there/v1", "reward.model.model=name"]
 NEEDED = {

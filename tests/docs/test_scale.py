@@ -9,7 +9,7 @@ from components.errors import SpecError
 from docs import scale
 from flows.experiment.compose import check
 from flows.planning.plan import plan
-from tests.test_configs import PROMPTS, missing_requirement
+from tests.test_configs import OFFLINE, PROMPTS, missing_requirement
 
 NAMES = [*scale.names(), "quickstart"]
 
@@ -29,7 +29,7 @@ def test_every_command_can_be_planned(cluster, tmp_path):
     for name in NAMES:
         if missing_requirement(name) is not None:
             continue
-        lines = [line.replace("FILE", str(PROMPTS)) for line in scale.command(name, cluster=cluster)]
+        lines = [line.replace("FILE", str(OFFLINE.get(name, PROMPTS))) for line in scale.command(name, cluster=cluster)]
         try:
             spec = check([*lines, f"root={tmp_path}"])[0]
         except SpecError as error:

@@ -10,9 +10,8 @@ from components.errors import SpecError
 from flows.experiment.compose import check, compose
 from flows.planning.plan import plan
 from flows.release import registration
-from tests.test_configs import EXPERIMENTS, PACKAGES, PAIRS, PROMPTS, needed, skip_without_package
+from tests.test_configs import EXPERIMENTS, OFFLINE, PACKAGES, needed, skip_without_package
 
-OFFLINE = {"sft": PROMPTS, "kto": PROMPTS, **dict.fromkeys(("dpo", "ipo", "orpo", "ranking"), PAIRS)}
 OWN = {"continual": ["rounds=2"], "multi_agent": ["rounds=3"], "mcp_rl": needed("experiment", "mcp_rl")}
 NEEDED = {**{name: [f"data.path={path}"] for name, path in OFFLINE.items()}, **OWN}
 """Overrides that an experiment needs with size=tiny."""
