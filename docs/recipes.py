@@ -116,8 +116,12 @@ def run_experiment(experiment: str, seed: int, options: argparse.Namespace, over
         env={**os.environ, **threads},
     )
     row = row_of(json.loads(run.stdout.splitlines()[-1]), experiment, overrides)
-    model = compose([f"+experiment={experiment}", *overrides]).model.name
-    return row | {"model": model, "jobs": options.jobs, "commit": options.commit, "processor": processor()}
+    return row | {
+        "model": compose(line).model.name,
+        "jobs": options.jobs,
+        "commit": options.commit,
+        "processor": processor(),
+    }
 
 
 def arguments(experiment: str, seed: int, overrides: list[str]) -> list[str]:

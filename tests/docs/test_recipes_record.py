@@ -123,6 +123,24 @@ def test_the_row_of_a_recipe_from_a_file_has_the_commands_that_make_the_file(sto
     assert "file" not in row("same", 0, 0.5, 0.01)
 
 
+def test_the_model_of_a_row_is_that_of_its_command(monkeypatch):
+    output = json.dumps(
+        {
+            **row("dpo", 0, 0.5, 0.01),
+            "success_start": 0.0,
+            "success_sft": 0.4,
+            "success": 0.5,
+            "stages": [],
+            "gain_interval": None,
+            "cached_seconds": 0.0,
+        }
+    )
+    monkeypatch.setattr(recipe_files, "make", lambda experiment, root: None)
+    monkeypatch.setattr(subprocess, "run", lambda line, **options: subprocess.CompletedProcess(line, 0, stdout=output))
+    options = argparse.Namespace(root=None, jobs=1, commit="abc")
+    assert recipes.run_experiment("dpo", 0, options, [])["model"] == "small"
+
+
 @pytest.mark.parametrize("experiment", recipe_files.RECIPES)
 def test_the_arguments_of_a_recipe_from_a_file_compose(experiment):
     spec = compose([f"+experiment={experiment}", *recipe_files.arguments(experiment)])
