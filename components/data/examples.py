@@ -22,11 +22,13 @@ STEP_LABELS = "labelled"
 
 
 class RowProblem(ValueError):
-    """Row that gives no example. `check` names the check that it fails."""
+    """Row that gives no example. `check` names the check that it fails; `fits` is True if it has the form, and only its
+    content is wrong."""
 
-    def __init__(self, reason: str, check: str = "malformed"):
+    def __init__(self, reason: str, check: str = "malformed", *, fits: bool = False):
         super().__init__(reason)
         self.check = check
+        self.fits = fits or check == "empty"
 
 
 @dataclass(slots=True)

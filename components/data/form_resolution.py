@@ -37,15 +37,9 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
             else f"{', '.join(spec.paths) or spec.dataset} is empty"
         )
         raise SpecError([Problem(f"{path}.path" if spec.path is not None else f"{path}.dataset", reason)])
+    _refuse_unknown_columns(spec, path)
     if spec.form != "auto":
         form = FORMS[spec.form]
-        unknown = [name for name in spec.mapped if name not in form.names()]
-        if unknown:
-            names = ", ".join(form.names())
-            message = f"no such column of the form {form.name}; expected one of {names}"
-            raise SpecError(
-                [Problem(f"{path}.columns.{name}", message, nearest(name, form.names())) for name in unknown]
-            )
         if not score_form(form, first, spec.mapped):
             reason = _reason(form, first[0], spec)
             message = f"{spec.form}: does not fit the rows ({reason}). Columns: {names}"
@@ -73,6 +67,17 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
         )
     log.info("%s: form %s, recognised from the columns %s", path, name, names)
     return _two_valued(FORMS[name], first, spec, path)
+
+
+def _refuse_unknown_columns(spec: DataSpec, path: str) -> None:
+    """Raise SpecError if `columns` has a key that no form has; with a declared form, one that it does not have."""
+    forms, whose = (
+        (FORMS.values(), "any form") if spec.form == "auto" else ([FORMS[spec.form]], f"the form {spec.form}")
+    )
+    names = list(dict.fromkeys(name for form in forms for name in form.names()))
+    message = f"no such column of {whose}; expected one of {', '.join(names)}"
+    if unknown := [name for name in spec.mapped if name not in names]:
+        raise SpecError([Problem(f"{path}.columns.{name}", message, nearest(name, names)) for name in unknown])
 
 
 def _two_valued(form: Form, first: Sequence[Mapping[str, Any]], spec: DataSpec, path: str) -> str:

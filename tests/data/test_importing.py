@@ -376,6 +376,12 @@ def test_an_ignored_column_that_no_row_has_is_a_mistake(importing):
         importing([{**GOOD[0], "note": "a"}], ignore=["nots"])
 
 
+def test_steps_with_too_few_labels_are_no_ranking(importing):
+    rows = [{"prompt": f"q {n}", "completions": ["a", "b"], "labels": [True]} for n in range(3)]
+    with pytest.raises(SpecError, match=r"data\.path: malformed: 3 rows .*\.jsonl:1 \(1 labels for 2 steps\)"):
+        importing(rows)
+
+
 def test_the_first_dropped_row_is_logged_with_its_place(importing, caplog):
     importing([*GOOD, BAD["malformed"], BAD["empty"]])
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -405,6 +411,8 @@ def test_an_unknown_form_names_columns_and_forms(tmp_path):
         resolve_form(DataSpec(path=str(path), form="thumbs"))
     with pytest.raises(SpecError, match=r"columns\.promt: no such column .*Did you mean 'prompt'"):
         resolve_form(DataSpec(path=str(path), form="thumbs", columns={"promt": "text"}))
+    with pytest.raises(SpecError, match=r"columns\.promt: no such column of any form; expected one of .*completion"):
+        resolve_form(DataSpec(path=str(path), columns={"promt": "text"}))
     assert (
         resolve_form(DataSpec(path=str(path), columns={"prompt": "lang", "completion": "text"})) == "prompt_completion"
     )

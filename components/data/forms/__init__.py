@@ -61,7 +61,7 @@ def score_form(form: Form, rows: Sequence[Mapping[str, Any]], mapped: Mapping[st
             form.example(values, mapped)
             count += 1
         except RowProblem as problem:
-            count += problem.check == "empty"  # the form fits; its content does not
+            count += problem.fits
         except (LookupError, TypeError, AttributeError, ValueError):
             assert form.parts is not None
     return count

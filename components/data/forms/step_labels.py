@@ -20,20 +20,23 @@ from components.trajectories.schema import Message, Trajectory
 
 def _read_step_labels(columns: RowColumns) -> DataExample:
     values = [as_number(value) for value in columns.items("labels")]
-    rewards = [value for value in values if value is not None]
-    if len(rewards) < len(values):
-        raise RowProblem("labels: expected a number, true or false for each step")
     if columns.get("messages") is not None:
         messages = read_messages(columns.get("messages"))
     else:
         messages = [*prompt_messages(columns.need("prompt")), *map(_step, columns.items("steps"))]
-    steps = sum(message.role == "assistant" for message in messages)
+    rewards, steps = [value for value in values if value is not None], _steps(messages)
+    if len(rewards) < len(values):
+        raise RowProblem("labels: expected a number, true or false for each step", fits=True)
     if steps != len(rewards):
-        raise RowProblem(f"{len(rewards)} labels for {steps} steps")
+        raise RowProblem(f"{len(rewards)} labels for {steps} steps", fits=True)
     reward = columns.number("reward")
     candidate = conversation(messages, math.fsum(rewards) if reward is None else reward)
     candidate.step_rewards, candidate.step_labels = rewards, {LABELLED: rewards}
     return DataExample([candidate])
+
+
+def _steps(messages: Sequence[Message]) -> int:
+    return sum(message.role == "assistant" for message in messages)
 
 
 def _step(text: object) -> Message:
@@ -45,8 +48,7 @@ def _step(text: object) -> Message:
 def _write_step_labels(group: Sequence[Trajectory]) -> Records:
     """Yield a row of each episode whose assistant messages all have a step reward, of the judge or the environment."""
     for trajectory, messages in single(group):
-        steps = sum(message.role == "assistant" for message in messages)
-        if steps == len(trajectory.step_rewards):
+        if _steps(messages) == len(trajectory.step_rewards):
             yield {
                 **labels(trajectory),
                 "messages": openai_messages(messages),
