@@ -275,6 +275,9 @@ def test_the_command_line_sets_the_path_alone(tmp_path):
         spec = compose(["+experiment=smoke", *group, f"data.path={path}", "data.form=auto"])
         assert spec.data.path == str(path)
         assert Requests(spec).import_data().spec["data"]["form"] == "messages"
+    for group in ("file", "huggingface"):
+        with pytest.raises(SpecError, match=r"data\.path: null, but .* expected data\.path=FILE"):
+            compose(["+experiment=smoke", f"data={group}"])
     mapped = compose(["+experiment=smoke", f"data.path={path}", "data.columns={messages: talk}"])
     assert mapped.data.mapped == {"messages": "talk"}
     with pytest.raises(SpecError, match=r"data\.form: 'thumb': expected one of .*Did you mean 'thumbs'"):

@@ -16,6 +16,9 @@ def data(data: DataSpec, warmup: WarmupSpec | None, flow: FlowTarget) -> Iterato
     """Check that the settings of the source do not exclude each other, and that a training reads the data."""
     for problem in DataSpec.cross_problems(dict(data)):
         yield replace(problem, path=f"data.{problem.path}")
+    if not (data.is_set or flow.files) and (data.holds_out or data.split is not None):
+        text = "null, but data.split or a held-out part of the data is set; expected data.path=FILE, data.dataset=NAME"
+        yield Problem("data.path", f"{text}, or data=none")
     if data.is_set and warmup is None and flow.is_built_in and not flow.offline:
         source = "path" if data.path is not None else "dataset"
         yield Problem(
