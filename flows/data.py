@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.errors import SpecError
+from components.errors import Problem, SpecError
 from flows.terminal.arguments import refuse_root_option
 from flows.terminal.console import hush, printable, shorten
 from flows.terminal.exit_codes import with_exit_codes
@@ -31,6 +31,7 @@ from flows.terminal.interrupt import leave
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from components.algorithms.spec import AlgorithmSpec
     from components.data.spec import DataSpec
     from components.trajectories.chat import ChatFormat
     from components.trajectories.schema import Trajectory
@@ -49,7 +50,8 @@ Piece = tuple[str, bool]
 
 @with_exit_codes
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return exit code 0; 2 if a run would refuse the data, or for an invalid configuration."""
+    """Run the command. Return exit code 0; 2 if a run would refuse the data, if the chosen algorithm learns nothing from
+    it, or for an invalid configuration."""
     parser = argparse.ArgumentParser(
         prog="python -m flows.data",
         description="Inspects a data file before any run: form, columns, checks, diversity, and rows as trained on.",
@@ -68,10 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = [word for word in options.words if "=" not in word]
     source = [f"data.path=[{', '.join(map(hydra_quoted, files))}]"] if files else []
     overrides = [word for word in options.words if "=" in word]
+    keys = {word.partition("=")[0].lstrip("+") for word in overrides}
+    if files and "data.path" in keys:
+        text = f"set together with FILE ({', '.join(files)}): expected one of them; several files are several words"
+        raise SpecError([Problem("data.path", text)])
     spec = compose(["flow=offline", *source, *overrides], config_dir=options.config_dir)
     hush()
     with redirect_stdout(sys.stderr):  # stdout carries the result only
-        data = inspect(spec, options.rows)
+        data = inspect(spec, options.rows, chosen=not keys.isdisjoint(("algorithm", "experiment")))
     if options.json:
         print(json.dumps(data))
     else:
@@ -79,8 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2 if data["problems"] else 0
 
 
-def inspect(spec: ExperimentSpec, shown: int) -> dict[str, Any]:
-    """Return the inspection of the data of an experiment as JSON data. shown: number of rows with their tokens."""
+def inspect(spec: ExperimentSpec, shown: int, *, chosen: bool) -> dict[str, Any]:
+    """Return the inspection of the data of an experiment as JSON data. shown: number of rows with their tokens. chosen:
+    True if the algorithm is the user's choice, and not the default."""
     from components.data.diversity import quantiles
     from components.data.importing import DataImport
     from components.data.row_checks import TokenChecks
@@ -104,6 +111,8 @@ def inspect(spec: ExperimentSpec, shown: int) -> dict[str, Any]:
     if lengths:
         report["diversity"]["tokens"] = quantiles(lengths)
     facts = {"columns": _columns(data), "algorithms": _algorithms(report), "model": model.name}
+    if chosen and not problems:
+        problems = list(map(str, _learning_problems(spec, report)))
     return {**report, **facts, "rows_shown": rows, "problems": problems}
 
 
@@ -124,12 +133,31 @@ def _algorithms(report: Mapping[str, Any]) -> list[str]:
     """Return the algorithms that learn from the data, with the filter that they need."""
     from components.algorithms.choices import ALGORITHMS
 
-    present = {"choices": report["comparable"], "scores": report["rejected"], "corrections": report["examples"]}
-    able = [kind for kind in ALGORITHMS if any(present[feedback] for feedback in kind.feedback_kinds)]
+    able = [kind for kind in ALGORITHMS if _learns(kind, report)]
     filtered = " with filter=successful" if report["rejected"] else ""
     return [
         kind.model_fields["name"].default + (filtered if "corrections" in kind.feedback_kinds else "") for kind in able
     ]
+
+
+def _learns(algorithm: type[AlgorithmSpec] | AlgorithmSpec, report: Mapping[str, Any]) -> bool:
+    """Return True if the data has what an algorithm learns from: accepted answers if it imitates, as for corrections,
+    else rejected ones or comparable ones."""
+    kinds = algorithm.feedback_kinds
+    if "corrections" in kinds:
+        return bool(report["episodes"] > report["rejected"])
+    return bool(("scores" in kinds and report["rejected"]) or ("choices" in kinds and report["comparable"]))
+
+
+def _learning_problems(spec: ExperimentSpec, report: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the problem of an algorithm that learns nothing from the data, or imitates rejected answers."""
+    from components.filters.everything import Everything
+    from flows.experiment.data_kinds import imitates_rejected, learns_nothing
+
+    if not _learns(spec.algorithm, report):
+        yield learns_nothing(spec.algorithm)
+    elif spec.algorithm.imitates and report["rejected"] and spec.filter.factory() is Everything:
+        yield imitates_rejected(spec.algorithm, report["rejected"])
 
 
 def _tokenized(folder: Path, chat: ChatFormat, shown: int) -> tuple[list[int], list[dict[str, Any]]]:
@@ -185,7 +213,7 @@ def _show(data: Mapping[str, Any]) -> None:
         f"form {data['form']}: {data['examples']} of {data['rows']} rows to train on ({data['episodes']} episodes, "
         f"{data['rejected']} rejected, {data['comparable']} prompts with answers of different rewards), "
         f"{data['heldout']} held out, {data['dropped']} dropped",
-        f"algorithms: {', '.join(data['algorithms'])}",
+        f"algorithms: {', '.join(data['algorithms']) or 'none'}",
         "",
         sep="\n",
     )

@@ -59,3 +59,25 @@ def test_the_mask_is_in_marks_without_a_terminal_and_in_colours_on_one(inspect, 
     coloured = inspect(FORMS["steps"], "--rows", "1")[1]
     assert "\x1b[1;32m" in coloured
     assert "[[" not in coloured
+
+
+def test_an_algorithm_that_cannot_learn_from_the_data_is_refused_and_those_that_can_are_named(inspect):
+    thumbs, pairs = FORMS["thumbs"], [{**row, "score_chosen": 1, "score_rejected": 0} for row in FORMS["preference"]]
+    able = "algorithms: kto, sft with filter=successful"
+    cases = [
+        (thumbs, [], 0, able),
+        (thumbs, ["algorithm=kto"], 0, able),
+        (thumbs, ["algorithm=sft"], 2, "a run is refused: filter: keeps 2 rejected answers"),
+        (thumbs, ["algorithm=sft", "filter=successful"], 0, able),
+        (thumbs, ["+experiment=dpo"], 2, "a run is refused: data: algorithm=dpo learns nothing from this data"),
+        ([{**row, "label": False} for row in thumbs], ["algorithm=sft"], 2, "algorithms: kto\n"),
+        (pairs, ["algorithm=dpo"], 0, "algorithms: dpo, ipo, kto, orpo"),
+    ]
+    for rows, overrides, code, text in cases:
+        exit_code, out = inspect(rows, "--rows", "0", *overrides)
+        assert (exit_code, text in out) == (code, True), (overrides, out)
+
+
+def test_files_and_a_path_exclude_each_other(inspect, capsys):
+    assert main(["a.jsonl", "data.path=b.jsonl", "model=tiny"]) == 2
+    assert "data.path: set together with FILE (a.jsonl)" in capsys.readouterr().err
