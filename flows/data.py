@@ -50,7 +50,7 @@ Piece = tuple[str, bool]
 
 @with_exit_codes
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return exit code 0; 2 if a run would refuse the data, if the chosen algorithm learns nothing from
+    """Run the command. Return exit code 0; 2 if a run would refuse the data, if the chosen algorithm cannot learn from
     it, or for an invalid configuration."""
     parser = argparse.ArgumentParser(
         prog="python -m flows.data",
