@@ -158,6 +158,7 @@ JUDGES = {
 PACKAGES = {
     "alfworld": "fast_downward",
     "babyai": "minigrid",
+    "curriculum": "reasoning_gym",
     "gym": "gymnasium",
     "math": "math_verify",
     "mcp": "mcp",

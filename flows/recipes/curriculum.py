@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
 
+from components.environments.mixture import Mixture
 from components.errors import Problem, SpecError
+from components.specs import Target, nearest
+from components.specs.parameters import parameters_of
 from flows.experiment.flow import recipe
 from flows.experiment.spec import ExperimentSpec
 from flows.recipes.run import Run
@@ -18,24 +22,55 @@ def curriculum(
     run: Run,
     spec: ExperimentSpec,
     *,
-    levels: Annotated[list[int], Field(min_length=1)],
-    threshold: Annotated[float, Field(gt=0, le=1)] = 0.7,
+    levels: Annotated[list[int | str], Field(min_length=1)],
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.8,
+    unlocked: Annotated[int, Field(ge=1)] = 1,
 ) -> PolicyVersion:
-    """Train on the first level, and on one more after each round whose success rate reaches the threshold. Evaluations
-    are on all difficulties of `environment`.
+    """Train on the first levels, and on one more after each round whose success rate reaches the threshold. The warmup
+    demonstrates the first level alone; evaluations are on the whole of `environment`.
 
-    levels: difficulties, from easy to hard. threshold: success rate of a round at which the next level is added."""
-    if "difficulties" not in spec.required_environment.parameters():
-        raise SpecError(
-            [Problem("flow", f"curriculum: {spec.required_environment.target} has no difficulties to choose from")]
-        )
+    levels: from easy to hard: difficulties, or names of the environments of a mixture. threshold: success rate of a
+    round at which the next level is added. unlocked: number of levels of the first round. Report `levels unlocked` at
+    the end. Raises SpecError for levels that the environment does not have."""
+    _refuse(spec, levels, unlocked)
     run.refuse_overlap()
-    policy, _ = run.warm_up(run.begin())
-    reached = 1
+    policy, _ = run.warm_up(run.begin(), run.using(environment=_environment(spec, levels[:1])))
     for round in run.rounds(policy):
-        environment = spec.required_environment.with_arguments(difficulties=levels[:reached])
-        data = round.gather(run.using(environment=environment))
+        data = round.gather(run.using(environment=_environment(spec, levels[:unlocked])))
         round.train(data)
         if data[0].success >= threshold:
-            reached = min(reached + 1, len(levels))
+            unlocked = min(unlocked + 1, len(levels))
+    run.report("levels unlocked", unlocked)
     return run.policy
+
+
+def _environment(spec: ExperimentSpec, levels: Sequence[int | str]) -> Target:
+    """Return the environment with these levels alone."""
+    environment = spec.required_environment
+    if environment.factory() is Mixture:
+        environments = environment.arguments["environments"]
+        return environment.with_arguments(environments={name: environments[name] for name in levels})
+    return environment.with_arguments(difficulties=list(levels))
+
+
+def _refuse(spec: ExperimentSpec, levels: Sequence[int | str], unlocked: int) -> None:
+    """Raise SpecError for an environment without levels, a level that it does not have, and more levels unlocked than
+    there are."""
+    environment = spec.required_environment
+    if environment.factory() is Mixture:
+        kind, known = "environments", list(environment.arguments["environments"])
+    elif "difficulties" in environment.parameters():
+        kind, default = "difficulties", parameters_of(environment.factory())["difficulties"].default
+        known = list(environment.arguments.get("difficulties", default) or levels)
+    else:
+        raise SpecError([Problem("flow", f"curriculum: {environment.target} has no difficulties to choose from")])
+    problems = []
+    for level in levels:
+        if level not in known:
+            hint = f". Did you mean {near}?" if (near := nearest(level, known)) else ""
+            expected = f"expected some of the {kind} {', '.join(map(str, known))}"
+            problems.append(Problem("flow.levels", f"{level}: not in environment.{kind}; {expected}{hint}"))
+    if unlocked > len(levels):
+        problems.append(Problem("flow.unlocked", f"{unlocked}: there are {len(levels)} levels; expected at most these"))
+    if problems:
+        raise SpecError(problems)

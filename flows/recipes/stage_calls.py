@@ -279,15 +279,17 @@ class StageCalls:
         self.trained_before = [first, *self.trained_before]
         return policy
 
-    def warm_up(self, policy: PolicyVersion) -> tuple[PolicyVersion, list[Episodes]]:
+    def warm_up(self, policy: PolicyVersion, using: Self | None = None) -> tuple[PolicyVersion, list[Episodes]]:
         """Return the policy after the supervised `warmup`, evaluated as `sft`, and what it was trained on: the data of
         `data` if it is set and the recipe is not offline, else demonstrations. Without a warmup return the policy
-        itself."""
+        itself.
+
+        using: stages with other sections of the experiment, for the demonstrations; by default the run's own."""
         if not self.warms_up:
             return policy, []
         assert self.spec.warmup is not None
         imports = self.spec.data.is_set and not self.spec.flow.offline
-        episodes = self.filter(self.import_data(), warmup=True) if imports else self.demonstrations()
+        episodes = self.filter(self.import_data(), warmup=True) if imports else (using or self).demonstrations()
         if imports:
             self.validate(episodes, policy, "before", policy.step - 1)
         policy = self.train([episodes], "sft", algorithm=self.spec.warmup.algorithm, start=policy)

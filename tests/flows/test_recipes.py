@@ -42,11 +42,12 @@ def test_agent_evol_trains_on_all_episodes_so_far(tmp_path):
 
 
 def test_a_curriculum_adds_a_level_when_a_round_reaches_the_threshold(tmp_path):
-    success = {"collect[1]": {"success": 0.8}, "collect[2]": {"success": 0.6}, "collect[3]": {"success": 0.7}}
+    success = {"collect[1]": {"success": 0.8}, "collect[2]": {"success": 0.7}, "collect[3]": {"success": 0.9}}
     run = Recorder(tmp_path, success, flow=CURRICULUM, environment=TICTACTOE, rounds=4)
-    levels = [run.requests[f"collect[{number}]"].spec["environment"]["difficulties"] for number in (1, 2, 3, 4)]
-    assert levels == [[1], [1, 2], [1, 2], [1, 2, 3]]
+    levels = [run.requests[f"collect[{part}]"].spec["environment"]["difficulties"] for part in ("sft", 1, 2, 3, 4)]
+    assert levels == [[1], [1], [1, 2], [1, 2], [1, 2, 3]]
     assert "difficulties" not in run.requests["evaluate[final]"].spec["environment"]
+    assert run.outcome.reported == {"levels unlocked": 3}
 
 
 GUESS = {"_target_": "components.environments.games.guess.Guess", "train": 16, "heldout": 4}
@@ -60,6 +61,20 @@ CONTINUAL = {
     "replay": {"share": 0.5, "rounds": 1},
     "ewc": {"coefficient": 1.0, "rounds": 2},
 }
+
+
+BY_ENVIRONMENT = {**CURRICULUM, "levels": ["guess", "tictactoe"], "threshold": 0.5}
+
+
+def test_a_curriculum_over_environments_unlocks_one_after_the_other_or_has_all_at_once(tmp_path):
+    mixture = {"environment": CONTINUAL["environment"], "rounds": 2}
+    for unlocked, expected in ((1, [["guess"], ["guess", "tictactoe"]]), (2, [["guess", "tictactoe"]] * 2)):
+        flow = {**BY_ENVIRONMENT, "unlocked": unlocked}
+        run = Recorder(tmp_path, {"collect[1]": {"success": 0.5}}, flow=flow, **mixture)
+        environments = {label: request.spec.get("environment", {}) for label, request in run.requests.items()}
+        assert [list(environments[f"collect[{n}]"]["environments"]) for n in (1, 2)] == expected
+        assert list(environments["collect[sft]"]["environments"]) == ["guess"]
+        assert list(environments["evaluate[final]"]["environments"]) == ["tictactoe", "guess"]
 
 
 def written_summary(folder: Path, **rates: float) -> None:
@@ -115,6 +130,12 @@ def test_multi_agent_trains_the_roles_in_order_and_evaluates_after_each(tmp_path
 OVERLAP = {"collect": {**DATA["collect"], "overlap": 1}}
 REFUSED = [
     ({"flow": CURRICULUM}, "Shop has no difficulties"),
+    ({"flow": {**CURRICULUM, "levels": []}, "environment": TICTACTOE}, "flow.levels.*at least 1"),
+    ({"flow": {**CURRICULUM, "threshold": 1.5}, "environment": TICTACTOE}, "flow.threshold: 1.5: expected at most 1"),
+    ({"flow": {**CURRICULUM, "threshold": -0.1}, "environment": TICTACTOE}, "flow.threshold: -0.1: expected at least 0"),
+    ({"flow": {**CURRICULUM, "levels": [1, 9]}, "environment": TICTACTOE}, "flow.levels: 9: .* difficulties 1, 2, 3,"),
+    ({"flow": {**CURRICULUM, "unlocked": 4}, "environment": TICTACTOE}, "flow.unlocked: 4: there are 3 levels"),
+    ({**CONTINUAL, "flow": {**BY_ENVIRONMENT, "levels": ["gess"]}}, "flow.levels: gess: .* Did you mean guess"),
     ({"flow": CURRICULUM, "environment": TICTACTOE, **OVERLAP}, "collect.overlap: 1: flow=curriculum chooses the env"),
     ({**CONTINUAL, "replay": None, "ewc": None, **OVERLAP}, "collect.overlap: 1: flow=continual chooses the environm"),
     ({**CONTINUAL, "environment": TICTACTOE}, "expected environment=mixture"),
