@@ -136,6 +136,11 @@ class AlgorithmSpec(OptimizerSpec):
         return False
 
     @property
+    def good_from(self) -> float | None:
+        """Smallest reward of a good episode; those below are failures, which it needs as well. None without labels."""
+        return None
+
+    @property
     def compares_within_group(self) -> bool:
         """True if it compares the episodes of a group with each other."""
         return False

@@ -10,6 +10,8 @@ thread; as a part of a reward that waits, it runs in a thread beside the event l
 
 A reward is also constructed when the configuration is validated. It therefore loads heavy resources in `use`, or at the
 first call.
+
+An attribute `highest` states the largest reward that it gives. A threshold above it is then refused.
 """
 
 from __future__ import annotations

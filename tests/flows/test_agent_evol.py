@@ -52,6 +52,8 @@ REFUSED = [
     (["flow=online_rl", "evolve=dpo"], "flow=online_rl does not read it; .* such as flow=agent_evol"),
     (["evolve=kto", "algorithm=sft"], r"filter.filters.failures: keeps failures, and sft makes .*filter=agent_evol"),
     (["evolve=dpo", "filter=agent_evol"], r"filter.filters.one.count: 1: .*expected filter=agent_evol_with_failures"),
+    (["evolve=kto", "filter=agent_evol"], r"filter.filters.good: drops the failures .*filter=agent_evol_with_failures"),
+    (["evolve=kto", "filter=successful"], r"filter: drops the failures \(reward below 0.5\) that kto learns from"),
     (["evolve=dpo", "algorithm.pairs=all", "algorithm.threshold=0.9"], "algorithm.threshold: 0.9: only pairs of a"),
     (["evolve=ppo", "flow.evolve_from=start"], "flow.evolve_from: start: ppo learns from tokens of the current"),
 ]

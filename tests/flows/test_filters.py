@@ -27,6 +27,8 @@ METRICS |= {"dropped/good/unspoken": 1.0, "dropped/no_spread": 2.0}
 
 REFUSED = [
         (["filter=threshold", "filter.minimum=null"], "filter.minimum", "the filter drops no reward"),
+        (["filter=threshold", "filter.minimum=5"], "filter.minimum", "5: Outcome gives at most 1, so no episode"),
+        (["algorithm=kto", "filter=everything", "algorithm.threshold=2"], "algorithm.threshold", "2: Outcome gives"),
         (["filter=turns", "filter.minimum=5", "filter.maximum=2"], "filter.minimum", "5 is more than maximum=2"),
         (["filter=percentiles", "filter.highest=20"], "filter.lowest", "50 is more than highest=20"),
         (["filter=type"], "filter.keep", "keep and drop are both null"),

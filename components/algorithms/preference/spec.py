@@ -67,6 +67,10 @@ class PairSpec(PreferenceSpec):
     feedback_kinds: ClassVar[tuple[Learns, ...]] = ("choices",)
 
     @property
+    def good_from(self) -> float | None:
+        return self.threshold if self.pairs == "type" else None
+
+    @property
     def compares_within_group(self) -> bool:
         return self.pairs != "type"
 
@@ -140,6 +144,10 @@ class KTOSpec(ReferenceSpec, PreferenceSpec):
     """Weight of bad episodes in the loss."""
 
     feedback_kinds: ClassVar[tuple[Learns, ...]] = ("scores",)
+
+    @property
+    def good_from(self) -> float | None:
+        return self.threshold
 
     def build(self, context: TrainingContext) -> Trainer:
         from components.algorithms.preference.kto_trainer import KTOTrainer

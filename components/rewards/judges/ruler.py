@@ -94,6 +94,8 @@ class Ruler(JudgeReward):
     the judge did not score in two attempts is unscored.
     """
 
+    highest = 1.0
+
     def __init__(
         self,
         model: JudgeModel | Annotated[list[JudgeModel], Field(min_length=1)],

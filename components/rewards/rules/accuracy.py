@@ -30,6 +30,8 @@ class AnswerComparison(ABC):
     """Base class of comparisons. answer: place of the answer. expected: field with the expected answer; a list holds
     several right answers, of which one is enough."""
 
+    highest = 1.0
+
     def __init__(self, answer: str, expected: str):
         self._answer = AnswerReader(answer)
         check_field(expected, "reward.expected")

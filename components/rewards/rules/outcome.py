@@ -43,6 +43,8 @@ class Outcome:
     has no progress.
     """
 
+    highest = 1.0
+
     def __init__(
         self,
         turn_cost: Annotated[float, Field(ge=0)] = 0.0,

@@ -28,6 +28,7 @@ from flows.experiment.checks import (
 CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.algorithm,
     learning.signal,
+    learning.thresholds,
     learning.held_out,
     learning.stopped_evaluations,
     learning.stopping_guards,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from components.algorithms.continual.spec import EWCSpec, ReplaySpec
 from components.algorithms.spec import AlgorithmSpec, RoundFacts
@@ -12,10 +12,12 @@ from components.errors import Problem
 from components.evaluation.spec import EvaluateSpec
 from components.filters.any_of import AnyOf
 from components.filters.best import Best
-from components.filters.chain import links
+from components.filters.between import REWARD, Between
+from components.filters.chain import combines, links
 from components.filters.distinct import Distinct
 from components.filters.everything import Everything
 from components.filters.signal import Signal
+from components.filters.successful import Successful
 from components.filters.top import Top
 from components.inference.spec import InferenceSpec
 from components.models.spec import ModelSpec
@@ -82,6 +84,7 @@ def signal(filter: Target, algorithm: AlgorithmSpec, collect: CollectSpec, round
     if not rounds:
         return
     parts = {f"filter{end}": link for end, link in links(filter).items() if isinstance(link, Target)}
+    required = _required("filter", filter)
     for path, part in parts.items():
         kind = part.factory()
         if kind is Signal and collect.group_size == 1 and not algorithm.compares_within_group:
@@ -106,6 +109,12 @@ def signal(filter: Target, algorithm: AlgorithmSpec, collect: CollectSpec, round
                 f"keeps failures, and {algorithm.name} makes every kept episode more likely; expected "
                 "filter=agent_evol, or algorithm=kto",
             )
+        elif algorithm.good_from is not None and path in required and _drops_failures(part, algorithm.good_from):
+            yield Problem(
+                path,
+                f"drops the failures (reward below {algorithm.good_from:g}) that {algorithm.name} learns from beside "
+                "good episodes; expected filter=agent_evol_with_failures, filter=everything, or algorithm=sft",
+            )
         elif kind is not Best or part.arguments.get("count", 1) != 1 or filter.factory() is AnyOf:
             continue
         elif algorithm.compares_within_group:
@@ -126,6 +135,47 @@ def signal(filter: Target, algorithm: AlgorithmSpec, collect: CollectSpec, round
             f"{collect.refills}: refills replace scenarios that the filter drops, and {_filter_name(filter)} drops "
             "none; expected 0, or filter=signal",
         )
+
+
+def thresholds(
+    filter: Target, algorithm: AlgorithmSpec, reward: Target, reward_model: RewardModelPartSpec | None, rounds: int
+) -> Iterator[Problem]:
+    """Check that the reward can reach the thresholds of the filter and of the algorithm, if its largest value is known.
+    A reward model has none."""
+    highest = getattr(reward.factory(), "highest", None)
+    if highest is None or reward_model is not None or not rounds:
+        return
+    values = {
+        f"{path}.minimum": part.arguments["minimum"]
+        for path, part in _required("filter", filter).items()
+        if _limits_reward(part) and part.arguments.get("minimum") is not None
+    }
+    if algorithm.good_from is not None:
+        values["algorithm.threshold"] = algorithm.good_from
+    for path, value in values.items():
+        if value > highest:
+            text = f"{value:g}: {reward.target.rpartition('.')[2]} gives at most {highest:g}, so no episode reaches it"
+            yield Problem(path, f"{text}; expected at most {highest:g}")
+
+
+def _required(path: str, filter_: Target) -> dict[str, Target]:
+    """Return the filters that every kept episode passes, by path: members of chains, and not those of a union."""
+    if not combines(filter_):
+        return {path: filter_}
+    if filter_.factory() is AnyOf or not isinstance(filter_.arguments.get("filters"), Mapping):
+        return {}
+    members = filter_.arguments["filters"].items()
+    parts = (_required(f"{path}.filters.{name}", member) for name, member in members if isinstance(member, Target))
+    return {path: part for found in parts for path, part in found.items()}
+
+
+def _drops_failures(filter_: Target, good_from: float) -> bool:
+    minimum = filter_.arguments.get("minimum")
+    return filter_.factory() is Successful or (_limits_reward(filter_) and minimum is not None and minimum >= good_from)
+
+
+def _limits_reward(filter_: Target) -> bool:
+    return filter_.factory() is Between and filter_.arguments.get("number") == REWARD
 
 
 def _keeps_every_scenario(filter_: Target) -> bool:
