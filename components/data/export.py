@@ -20,11 +20,12 @@ from components.data.forms.writing import only_conversation
 from components.errors import ResourceError
 from components.trajectories.convert import write_jsonl
 from components.trajectories.groups import aside
-from components.trajectories.schema import Trajectory
+from components.trajectories.schema import Message, Trajectory
 from components.trajectories.store import write_trajectories
 
 Writer = Callable[[list[Trajectory]], Iterable[dict[str, Any]]]
 """Makes the rows of the scored episodes of a group."""
+Expresses = Callable[[Trajectory, Sequence[Message]], bool]
 PARQUET = "parquet"
 CARD = "README.md"
 
@@ -50,6 +51,9 @@ class ExportCounts:
     """Episodes below the minimum reward."""
     several: int = 0
     """Episodes of several histories, which the form cannot express."""
+    unfit: int = 0
+    """Episodes of one history that give no row: parallel tool calls (`steps`), steps without rewards (`step_labels`),
+    or scenarios without answers of different rewards (`preference`, `ranking`)."""
     exported: int = 0
     """Episodes that the rows are made from."""
     rows: int = 0
@@ -69,34 +73,41 @@ def export(
         raise ResourceError(f"--out {out}: is not empty; expected a new folder")
     out.mkdir(parents=True, exist_ok=True)
     counts = ExportCounts()
-    trajectories = _selected(collections, counts, min_reward, whole=form == PARQUET)
+    expresses = None if form == PARQUET else FORMS[form].expresses
+    trajectories = _selected(collections, counts, min_reward, expresses)
     file = out / ("train.parquet" if form == PARQUET else "train.jsonl")
     if form == PARQUET:
         counts.rows = write_trajectories(file, trajectories)
     else:
-        counts.rows = write_jsonl(file, _rows(trajectories, write or FORMS[form].write))
+        counts.rows = write_jsonl(file, _rows(trajectories, counts, write or FORMS[form].write))
     if not counts.rows:
         file.unlink()  # a corrected command may use the folder
         raise ResourceError(
             f"no row of form {form} results from {counts.episodes} episodes ({counts.failed} failed, "
-            f"{counts.unscored} unscored, {counts.low} below --min-reward, {counts.several} of several histories)"
+            f"{counts.unscored} unscored, {counts.low} below --min-reward, {counts.several} of several histories, "
+            f"{counts.unfit} that the form cannot express)"
         )
     return counts
 
 
-def _rows(trajectories: Iterable[Trajectory], write: Writer | None) -> Iterator[dict[str, Any]]:
+def _rows(trajectories: Iterable[Trajectory], counts: ExportCounts, write: Writer | None) -> Iterator[dict[str, Any]]:
     assert write is not None
-    for _, group in groupby(trajectories, key=lambda trajectory: trajectory.group):
+    for _, members in groupby(trajectories, key=lambda trajectory: trajectory.group):
+        group = list(members)
         try:
-            yield from write(list(group))
+            rows = list(write(group))
         except ValueError as error:
             raise ResourceError(f"the rows cannot be written: {error}") from None
+        counts.exported += len(group) if rows else 0
+        counts.unfit += 0 if rows else len(group)
+        yield from rows
 
 
 def _selected(
-    collections: Sequence[Collection], counts: ExportCounts, min_reward: float | None, *, whole: bool
+    collections: Sequence[Collection], counts: ExportCounts, min_reward: float | None, expresses: Expresses | None
 ) -> Iterator[Trajectory]:
-    """Yield the trajectories to export. Scenarios of several collections are separate groups."""
+    """Yield the trajectories to export. Scenarios of several collections are separate groups. expresses: that of the
+    form; None if it expresses every episode."""
     for collection in collections:
         for trajectory in collection.trajectories:
             counts.episodes += 1
@@ -106,10 +117,12 @@ def _selected(
                 counts.unscored += 1
             elif min_reward is not None and trajectory.reward < min_reward:
                 counts.low += 1
-            elif not whole and not only_conversation(trajectory):
+            elif expresses is not None and not (messages := only_conversation(trajectory)):
                 counts.several += 1
+            elif expresses is not None and not expresses(trajectory, messages):
+                counts.unfit += 1
             else:
-                counts.exported += 1
+                counts.exported += expresses is None
                 if len(collections) > 1:
                     trajectory = replace(trajectory, scenario=aside(trajectory.scenario, collection.label))
                 yield trajectory
@@ -125,6 +138,7 @@ def card(name: str, form: str, counts: ExportCounts, provenance: Mapping[str, st
         "unscored": counts.unscored,
         "below the minimum reward": counts.low,
         "of several histories": counts.several,
+        "that the form cannot express": counts.unfit,
     }
     facts = "\n".join(f"| {key} | {value} |" for key, value in provenance.items())
     omitted = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count) or "none"

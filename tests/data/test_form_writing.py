@@ -69,6 +69,9 @@ def test_steps_are_read_back_as_the_same_episode(subtests):
         'Thought: look\nAction: look {"at": "x"}', "Action: go\nAction Input: to desk 1", "Answer: 3", reward=1.0
     )
     natural = episode("a", "b", reward=0.5, steps=[0.8, 0.6])
+    (row,) = rows("steps", episode("a", "b", reward=1.0, steps=[0.0, 0.0]))
+    assert [step["reward"] for step in row["steps"]] == [0.0, 0.0], "rewards of 0 are no labels"
+    assert FORMS["steps"].example(row, {}).candidates[0].step_labels == {}
     called = episode("why", "because", reward=1.0, calls=True, steps=[0.25, 0.75])
     called.tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     for trajectory, changed in [(react, {}), (called, {}), (natural, {"a": "Answer: a", "b": "Answer: b"})]:

@@ -14,7 +14,7 @@ import yaml
 from components.data.export import PARQUET
 from components.data.forms import FORMS as ROW_FORMS
 from components.rewards.judges.ruler import Ruler
-from components.trajectories.schema import Failure, History, Message, Scenario, Trajectory
+from components.trajectories.schema import Failure, History, Message, Scenario, ToolCall, Trajectory
 from components.trajectories.store import load_scored
 from flows.experiment.requests import Requests
 from flows.history.records import RunRecord, StageRecord, recording
@@ -161,6 +161,23 @@ def test_judged_episodes_of_all_rounds_are_exported_and_the_others_counted(judge
     assert main(["latest", "--out", str(tmp_path / "best"), *options]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["episodes"], result["low"], result["rows"]) == (5, 1, 1)
+
+
+def test_episodes_without_a_row_are_not_counted_as_exported(tmp_path, capsys):
+    calls = [ToolCall("1", "look", "{}"), ToolCall("2", "go", "{}")]
+    both = [Message("user", "q"), Message("assistant", "", calls), Message("tool", "seen", tool_call_id="1")]
+    sampled = [
+        episode("a", [History(talk("good"))], reward=1.0),
+        episode("b", [History(both)], reward=1.0),
+    ]
+    root = tmp_path / "root"
+    pretend(root, rounds=1, warmup=None, episodes={"collect[1]": sampled, "judge[1]": sampled})
+    assert main(["latest", "--form", "steps", "--out", str(tmp_path / "out"), "--json", f"root={root}"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [result[name] for name in ("episodes", "exported", "unfit", "rows")] == [2, 1, 1, 1]
+    assert "1 that the form cannot express" in (tmp_path / "out" / "README.md").read_text()
+    assert main(["latest", "--form", "ranking", "--out", str(tmp_path / "no"), f"root={root}"]) == 2
+    assert "2 that the form cannot express" in capsys.readouterr().err
 
 
 def test_judgements_are_the_questions_of_ruler_answered_with_the_rewards(tmp_path, capsys):

@@ -38,6 +38,8 @@ class Form:
     converts; None for a row of another form."""
     assemble: Callable[[Sequence[LogPart]], list[LogPart]] | None = None
     """Calls of the parts of a conversation; None: each part is a call."""
+    expresses: Callable[[Trajectory, Sequence[Message]], bool] = lambda trajectory, messages: True
+    """True if a row can hold an episode that is one conversation, with these messages."""
 
     def names(self) -> list[str]:
         """Return the names that `data.columns` may map."""

@@ -45,10 +45,14 @@ def _step(text: object) -> Message:
     return answer(text)
 
 
+def _expresses(trajectory: Trajectory, messages: Sequence[Message]) -> bool:
+    return _steps(messages) == len(trajectory.step_rewards)
+
+
 def _write_step_labels(group: Sequence[Trajectory]) -> Records:
     """Yield a row of each episode whose assistant messages all have a step reward, of the judge or the environment."""
     for trajectory, messages in single(group):
-        if _steps(messages) == len(trajectory.step_rewards):
+        if _expresses(trajectory, messages):
             yield {
                 **labels(trajectory),
                 "messages": openai_messages(messages),
@@ -68,4 +72,5 @@ STEP_LABELS = Form(
         "steps": ("completions", "steps"),
         "messages": ("messages",),
     },
+    expresses=_expresses,
 )

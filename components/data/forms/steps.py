@@ -127,13 +127,19 @@ def _number(number: int, name: str, value: Any) -> float:
     return result
 
 
+def _expresses(trajectory: Trajectory, messages: Sequence[Message]) -> bool:
+    """Return True for an episode that calls one tool at a time."""
+    steps = messages[prompt_length(messages) :]
+    return bool(steps) and all(len(message.tool_calls) <= 1 for message in steps)
+
+
 def _write_steps(group: Sequence[Trajectory]) -> Records:
     """Yield a row of each episode that calls one tool at a time. Step rewards that do not add up to the reward are
-    labels."""
+    labels, unless all are 0."""
     for trajectory, messages in single(group):
-        cut = prompt_length(messages)
-        if cut == len(messages) or any(len(message.tool_calls) > 1 for message in messages[cut:]):
+        if not _expresses(trajectory, messages):
             continue
+        cut = prompt_length(messages)
         steps: list[dict[str, Any]] = []
         for message in messages[cut:]:
             if message.role == "assistant":
@@ -147,7 +153,9 @@ def _write_steps(group: Sequence[Trajectory]) -> Records:
         name = "reward"
         if len(rewards) != len(steps):
             rewards = [None] * len(steps)
-        elif not math.isclose(sum(trajectory.step_rewards), trajectory.reward or 0.0, abs_tol=_TOLERANCE):
+        elif any(rewards) and not math.isclose(
+            sum(trajectory.step_rewards), trajectory.reward or 0.0, abs_tol=_TOLERANCE
+        ):
             name = "quality"
         described = labels(trajectory)
         metadata = trajectory.scenario.input.get("metadata")
@@ -188,4 +196,5 @@ STEPS = Form(
     _read_steps,
     _write_steps,
     {"metadata": ("metadata",)},
+    expresses=_expresses,
 )
