@@ -258,7 +258,7 @@ class FrozenModelSpec(LocalModelSpec):
 
     source: Literal["hub", "package", "random", "run"] = "hub"  # type: ignore[assignment]  # one more than its base
     """Source of the weights, as of `model`; or `run`: the exported policy of an earlier run below the same root. `name`
-    is then an experiment, of which the latest finished run counts, or the id of a run."""
+    is then an experiment, of which the latest finished run counts, the id of a run, or `latest`."""
     adapter: Annotated[str | None, FILES] = None
     """Folder of a LoRA adapter: a PEFT folder or a checkpoint of a run. None means no adapter."""
 

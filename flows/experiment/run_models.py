@@ -7,7 +7,7 @@ from components.errors import SpecError
 from components.models.spec import FrozenModelSpec
 from components.rewards.llm.spec import with_models
 from flows.experiment.spec import ExperimentSpec
-from flows.history.records import Records, RunRecord
+from flows.history.records import LATEST, Records, RunRecord
 
 EXPORT = "deploy"
 """Label of the stage that exports the policy of a run."""
@@ -48,7 +48,8 @@ def _exported(model: FrozenModelSpec, spec: ExperimentSpec, store: Store, path: 
         raise SpecError.at(
             f"{path}.name",
             f"{model.name!r} is no finished run below {spec.root}, and {path}.source=run needs one; run it "
-            f"first: python -m flows.run +experiment={model.name}, or set {path}.source=hub for a folder",
+            f"first: python -m flows.run +experiment={'NAME' if model.name == LATEST else model.name}, or set "
+            f"{path}.source=hub for a folder",
         )
     keys = [stage.key for stage in runs[0].stages if stage.label == EXPORT]
     artifact = store.find(keys[-1]) if keys else None
@@ -63,4 +64,4 @@ def _exported(model: FrozenModelSpec, spec: ExperimentSpec, store: Store, path: 
 
 
 def _named(run: RunRecord, name: str) -> bool:
-    return name in (run.name, run.id) or (len(name) >= 8 and run.id.startswith(name))
+    return name in (LATEST, run.name, run.id) or (len(name) >= 8 and run.id.startswith(name))

@@ -49,7 +49,8 @@ def test_it_is_the_export_of_the_latest_finished_run(tmp_path):
         assert model.source == "hub"
         assert model.name == str(store.find(latest.stage("deploy").key).path / "merged")
         assert model_of(spec).source == "run"
-        assert model_of(resolve(student(path, tmp_path, latest.id), store)) == model
+        for name in (latest.id, "latest"):
+            assert model_of(resolve(student(path, tmp_path, name), store)) == model
 
 
 def test_rewards_that_judge_a_finished_run_again_may_name_it(tmp_path):
