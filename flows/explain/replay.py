@@ -18,14 +18,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.explain.round_command import signed
 from flows.terminal.arguments import RootParser, add_trust
-from flows.terminal.console import printable_lines
+from flows.terminal.console import printable_lines, shorten
 from flows.terminal.exit_codes import with_exit_codes
+
+SHOWN = 300
+"""Maximum number of characters of an action or an answer that are shown; JSON has all."""
 
 
 @with_exit_codes
@@ -49,8 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
-    if options.continuations < 1 or (options.temperature is not None and options.temperature <= 0):
-        parser.error("expected --continuations of at least 1 and --temperature above 0")
+    if options.continuations < 1:
+        parser.error(f"--continuations {options.continuations}: expected at least 1")
+    if options.temperature is not None and not 0 < options.temperature < math.inf:
+        parser.error(f"--temperature {options.temperature}: expected a finite number above 0")
     out = sys.stdout
     data = replay(options)
     print(json.dumps(data) if options.json else printable_lines(show(data).split("\n")), file=out, flush=True)
@@ -90,14 +96,14 @@ def show(data: Mapping[str, Any]) -> str:
     outcome = "succeeded" if data["success"] else "did not succeed"
     lines = [
         f"{data['episode']} of {data['stage']}, run {data['run'][:8]}, {outcome}",
-        f"step {data['step']}: {data['action']}",
+        f"step {data['step']}: {shorten(data['action'], SHOWN)}",
         "",
         "answer    n  success                 outcome differs         text",
     ]
     for name, text in zip(("original", "other"), data["answers"], strict=False):
         arm = data[name]
         rates = "  ".join(f"{_rate(arm[part]):22}" for part in ("success", "changed"))
-        lines.append(f"{name:8} {arm['n']:2}  {rates}  {text}")
+        lines.append(f"{name:8} {arm['n']:2}  {rates}  {shorten(text, SHOWN)}")
     if "effect" in data:
         lines += ["", f"success changes by {signed(data['effect']['change'], data['effect']['interval'])}"]
     return "\n".join(lines)

@@ -48,7 +48,8 @@ class Branch:
 
 def branch_of(run: RunRecord, store: Store, name: str, step: int, label: str | None = None) -> Branch:
     """Return the branch after a step of an episode: of the stage with this label, else of the last stage that played an
-    episode of this id. Raises ResourceError for an unknown episode and SpecError for a step that cannot be a branch."""
+    episode of this id. Raises ResourceError for an episode that is unknown or a demonstration, and SpecError for a step
+    that cannot be a branch."""
     played = [stage for stage in run.stages if stage.request["stage"] in ("collect", "evaluate")]
     if not played:
         raise ResourceError(f"RUN {run.short}: has no finished collection or evaluation; expected another run")
@@ -67,6 +68,9 @@ def branch_of(run: RunRecord, store: Store, name: str, step: int, label: str | N
 
 def _branch(stage: StageRecord, episode: Trajectory, step: int) -> Branch:
     sampled = [(h, at) for h in episode.histories for at, message in enumerate(h.messages) if message.finish_reason]
+    if not sampled:
+        text = f"demonstrated by the solver in {stage.label}; expected one that a policy played, such as of collect[1]"
+        raise ResourceError(f"EPISODE {episode.id}: {text}. --stage LABEL chooses the stage")
     if not 1 <= step < len(sampled):
         expected = f"expected 1 to {len(sampled) - 1}" if len(sampled) > 1 else "it has a single one"
         text = f"{step}: a branch needs a response after it, and {episode.id} has {len(sampled)}; {expected}"

@@ -10,12 +10,13 @@ import pytest
 
 from components.artifacts import Store
 from components.errors import ResourceError
+from components.trajectories.schema import History, Message, Scenario, Trajectory
 from components.trajectories.store import read_trajectories
 from flows.experiment.compose import compose
 from flows.explain.__main__ import EXPLAIN
 from flows.influence.counterfactual import branch_of
 from tests.flows.parity_environment import Doors
-from tests.flows.pretend import run_stages
+from tests.flows.pretend import pretend, run_stages
 from tests.flows.test_influence import SMALL
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("root_logger")]
@@ -47,6 +48,8 @@ def test_an_episode_is_continued_with_both_answers_and_refused_where_it_cannot_b
         return code, *capsys.readouterr()
 
     answer = ["--step", "1", "--tool-answer", "The door is shut"]
+    code, out, err = call(recorded.id, "--step", "1", "--tool-answer", "x" * 1000, "--continuations", "1")
+    assert "x" * 299 + "…" in out, err
     code, out, err = call(recorded.id, *answer, "--continuations", "12", "--json")
     assert code == 0, err
     data = json.loads(out)
@@ -74,6 +77,10 @@ def test_an_episode_is_continued_with_both_answers_and_refused_where_it_cannot_b
     }.items():
         code, out, err = call(*arguments)
         assert (code, out, message in err) == (2, "", True), err
+    for option, value in (("--temperature", "inf"), ("--temperature", "nan"), ("--continuations", "0")):
+        with pytest.raises(SystemExit):
+            call(recorded.id, *answer, option, value)
+        assert f"{option} {value}: expected" in capsys.readouterr().err
     monkeypatch.setattr(Doors, "door", "new")
     code, _, err = call(recorded.id, *answer)
     assert (code, "environment: Doors gave other observations when the actions" in err) == (2, True), err
@@ -82,3 +89,11 @@ def test_an_episode_is_continued_with_both_answers_and_refused_where_it_cannot_b
 def test_a_run_that_ended_before_its_first_episodes_is_refused(tmp_path):
     with pytest.raises(ResourceError, match="has no finished collection or evaluation"):
         branch_of(SimpleNamespace(stages=[], short="ab"), Store(tmp_path), "door/0", 1, "evaluate[sft]")
+
+
+def test_a_demonstration_of_the_solver_is_refused(tmp_path):
+    talk = [Message("user", "Which door?"), Message("assistant", "left")]
+    shown = Trajectory("door/0", Scenario("door", {}, "train"), 0, [History(talk)], policy="solver")
+    run = pretend(tmp_path, rounds=1, episodes={"collect[sft]": [shown], "judge[sft]": [shown]})
+    with pytest.raises(ResourceError, match=r"EPISODE door/0: demonstrated by the solver in collect\[sft\]"):
+        branch_of(run, Store(tmp_path / "artifacts"), "door/0", 1, "collect[sft]")
