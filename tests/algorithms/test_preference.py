@@ -112,7 +112,7 @@ def test_the_reference_point_of_kto_is_measured_across_scenarios(base_dir, tmp_p
             assert (other.group != own.group) == (len(sizes) > 1)
 
 
-def test_pairs_of_a_type_are_each_good_episode_with_a_failure_drawn_from_all_scenarios(base_dir, tmp_path):
+def test_pairs_of_a_type_are_each_good_episode_with_a_failure_drawn_from_all_scenarios(base_dir, tmp_path, monkeypatch):
     trajectories = batch(seed=3, groups=8, size=5)
     for number, trajectory in enumerate(trajectories):
         kind = ("few", "many", "many", "unbeaten")[number // 5 % 4]
@@ -120,12 +120,14 @@ def test_pairs_of_a_type_are_each_good_episode_with_a_failure_drawn_from_all_sce
         trajectory.reward = 1.0 if kind == "unbeaten" else (0.0, 0.4, 0.6, 1.0, 1.0)[number % 5]
     spec = DPOSpec(**COMMON, pairs="type", threshold=0.6, min_margin=0.3)
 
-    def drawn(seed):
+    def trainer(seed):
         context = make_context(
             make_policy(base_dir), None, trajectories, base_dir=base_dir, scratch=tmp_path, seed=seed
         )
-        trainer = DPOTrainer(spec, context)
-        examples = trainer.training_examples(trainer.episodes())
+        return DPOTrainer(spec, context)
+
+    def drawn(seed):
+        examples = trainer(seed).training_examples(trainer(seed).episodes())
         return [tuple(trajectories[episode.place] for episode in example.episodes) for example in examples]
 
     pairs = drawn(1)
@@ -136,6 +138,15 @@ def test_pairs_of_a_type_are_each_good_episode_with_a_failure_drawn_from_all_sce
     assert any(winner.group != failure.group for winner, failure in pairs)
     assert drawn(1) == pairs
     assert drawn(2) != pairs
+
+    computing = trainer(1)
+    reference = {episode.place: episode.reference for episode in computing.with_reference(computing.episodes())}
+    monkeypatch.setattr(computing, "with_reference", lambda given: measured.extend(given) or original(given))
+    original, measured = trainer(1).with_reference, []
+    used = [episode for example in computing.referenced_examples() for episode in example.episodes]
+    assert {trajectories[episode.place].id for episode in measured} == {row.id for pair in pairs for row in pair}
+    assert len(measured) < len(trajectories)
+    assert [e.reference for e in used] == pytest.approx([reference[e.place] for e in used], abs=1e-4)
 
 
 def run(base_dir, folder, spec, trajectories, **more):
@@ -151,7 +162,20 @@ def test_training_raises_the_margin(base_dir, tmp_path, name):
     assert logs[-1]["loss"] < logs[0]["loss"]
     if name != "kto":
         assert logs[-1]["accuracy"] == 1.0
+    assert all(math.isfinite(value) for log in logs for value in log.values())
     assert metrics["examples"] == {"dpo": 3, "dpo, smoothed": 9, "ipo": 9, "orpo": 3, "kto": 9}[name]
+
+
+def test_a_batch_of_one_kind_has_no_margin(base_dir, tmp_path):
+    good, mixed = episodes(), episodes()
+    for trajectory in good:
+        trajectory.reward = 1.0
+    assert "margin" not in run(base_dir, tmp_path / "good", SPECS["kto"], good)[1]
+    spec = SPECS["kto"].model_copy(update={"batch_size": 2})
+    _, metrics, logs = run(base_dir, tmp_path / "mixed", spec, mixed)
+    margins = [log["margin"] for log in logs if "margin" in log]
+    assert 0 < len(margins) < len(logs)
+    assert metrics["margin"] == pytest.approx(sum(margins) / len(margins))
 
 
 def test_what_the_policy_did_not_sample_changes_no_gradient_but_through_what_follows(base_dir, tmp_path):

@@ -52,9 +52,11 @@ class KTOTrainer(PreferenceTrainer):
         tokens_E = torch.tensor([float(example.episodes[0].tokens) for example in batch], device=sum_E.device)
         likelihood_E = torch.where(good_E, losses.likelihood(sum_E[row_E], tokens_E), 0.0)
         ratio_E = (sum_E - reference_E)[row_E].detach()
-        gap = ratio_E[good_E].mean() - ratio_E[~good_E].mean()
         loss = (loss_E * weight_E).mean() + self.spec.likelihood_weight * likelihood_E.mean()
-        return loss, {"margin": self.spec.beta * gap.item(), "kl": kl.item()}
+        metrics = {"kl": kl.item()}
+        if good_E.any() and not good_E.all():
+            metrics["margin"] = self.spec.beta * (ratio_E[good_E].mean() - ratio_E[~good_E].mean()).item()
+        return loss, metrics
 
     def with_mismatched(self, batch: Sequence[Example], episodes: Sequence[PreferenceEpisode]) -> list[Example]:
         """Return each example with another episode's answers after its own prompts, from which the reference point of

@@ -112,7 +112,7 @@ class PreferenceTrainer(Trainer):
 
     def train(self) -> TrainingResult:
         spec, context = self._settings, self._context
-        training_examples = self.training_examples(self.with_reference(self.episodes()))
+        training_examples = self.referenced_examples()
         logs = take_gradient_steps(
             context,
             examples_by_step(training_examples, spec.epochs, spec.batch_size, context.seed, context.step),
@@ -121,6 +121,19 @@ class PreferenceTrainer(Trainer):
             lambda number, done: schedule.share(spec, number, context.rounds, done),
         )
         return context.step + len(logs), {**mean_metrics(logs), "examples": float(len(training_examples))}
+
+    def referenced_examples(self) -> list[Example]:
+        """Return the examples of the loss. The log-probability under the reference is measured of their episodes only,
+        because pairs leave out others."""
+        episodes = self.episodes()
+        chosen = self.training_examples(episodes)
+        places = {episode.place for example in chosen for episode in example.episodes}
+        used = self.with_reference([episode for episode in episodes if episode.place in places])
+        by_place = {episode.place: episode for episode in used}
+        return [
+            replace(example, episodes=tuple(by_place[episode.place] for episode in example.episodes))
+            for example in chosen
+        ]
 
     def gradient_step(self, batch: Sequence[Example], number: int) -> StepMetrics:
         """Take gradient step `number` and return its metrics."""
