@@ -65,7 +65,8 @@ class AgentLoop:
 
     async def play(self, engine: Engine, environment: Environment, request: EpisodeRequest) -> Trajectory:
         """Play one episode, as `players.player.Agent`. A failed episode keeps the conversation so far."""
-        episode = Episode(engine, environment, request, self.presentation)
+        agent = self.presentation.agent(request.scenario)
+        episode = Episode(engine, environment, request, self.presentation, agent)
         async with episode.within():
             await episode.begin()
             while not episode.ended:

@@ -348,7 +348,7 @@ async def _demonstration(
     first, _ = cleaned(as_messages(await ask(environment.reset, scenario), "reset"), max_observation)
     tools = as_tools(await ask(environment.tools))
     messages, shown_tools = shown.opening(list(first), tools)
-    contexts = [messages]
+    contexts, agent = [messages], presentation.agent(scenario)
     rewards: list[float] = []
     outcome: dict[str, Any] = {}
 
@@ -378,7 +378,7 @@ async def _demonstration(
         id=f"{scenario.id}/0",
         scenario=scenario,
         sample=0,
-        histories=[History([to_message(message) for message in messages]) for messages in contexts],
+        histories=[History([to_message(message) for message in messages], agent=agent) for messages in contexts],
         tools=shown_tools,
         step_rewards=rewards,
         outcome=outcome,

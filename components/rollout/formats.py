@@ -21,6 +21,8 @@ from components.environments.protocol import Messages, Step
 from components.errors import Problem, SpecError
 from components.rollout.action_format import Format, Take, Tools, UnparsedAction, append_system_text
 from components.sandbox import Limits
+from components.trajectories.roles import MAIN
+from components.trajectories.schema import Scenario
 
 Name = Literal["native", "react", "chat", "code"]
 
@@ -38,6 +40,12 @@ class Presentation:
     """Maximum number of characters per environment message. Longer messages are truncated and marked."""
     limits: Limits | None = None
     """Resource limits of a code block (format `code`)."""
+    by_environment: bool = False
+    """True: the agent has the name of the scenario's environment in a mixture."""
+
+    def agent(self, scenario: Scenario) -> str:
+        """Return the name of the agent that plays a scenario."""
+        return scenario.type.partition("/")[0] if self.by_environment else MAIN
 
 
 class SingleActionFormat:

@@ -99,6 +99,9 @@ class AgentSpec(Spec):
     roles: RolesSpec | None = None
     """`{worker_turns: 4, ...}`: a planner and workers play the episode; `max_turns` limits the total number of their
     messages. null: a single agent plays it."""
+    by_environment: bool = False
+    """True: the agent that plays an environment of a mixture has its name, so that `model.lora.roles` can give each
+    environment an adapter of its own."""
     max_observation: int = Field(MAX_OBSERVATION, ge=100)
     """Maximum number of characters per environment message. Truncation is marked in the text and counted
     (`cut_observations`)."""
@@ -125,13 +128,15 @@ class AgentSpec(Spec):
 
     def presentation(self) -> Presentation:
         """Return the presentation of an environment to the agent."""
-        return Presentation(self.format, self.max_observation, self.limits())
+        return Presentation(self.format, self.max_observation, self.limits(), self.by_environment)
 
     def shown_part(self) -> dict[str, Any]:
         """Return the settings that determine how an episode is presented to the agent, for stage keys."""
         part: dict[str, Any] = {"format": self.format, "max_observation": self.max_observation}
         if self.roles is not None:
             part["roles"] = self.roles.model_dump(mode="json")
+        if self.by_environment:
+            part["by_environment"] = True
         return part | ({"code": (self.code or CodeSpec()).model_dump()} if self.format == "code" else {})
 
     def key_part(self) -> dict[str, Any]:

@@ -22,8 +22,9 @@ Rates = Mapping[str, float]
 def continual(run: Run, spec: ExperimentSpec) -> PolicyVersion:
     """Train on each environment of the mixture for an equal share of the rounds, in their order, and evaluate on all of
     them after each. `replay` draws on the environments before only, and `ewc` keeps the policy near the end of the one
-    before. Report `success NAME` of the final policy and `forgetting`. Raises SpecError for an environment that is no
-    mixture, or with fewer rounds than environments."""
+    before; with `agent.by_environment`, each environment has a new adapter, and those before are frozen. Report
+    `success NAME` of the final policy and `forgetting`. Raises SpecError for an environment that is no mixture, or with
+    fewer rounds than environments."""
     run.refuse_overlap()
     run.refuse_stopped_evaluations()
     environments = _environments(spec)
@@ -36,7 +37,7 @@ def continual(run: Run, spec: ExperimentSpec) -> PolicyVersion:
         if name not in order[: round.number - 1]:
             round.consolidate()
         mixture = spec.required_environment.with_arguments(environments={name: environments[name]})
-        round.train(round.gather(run.using(environment=mixture)))
+        round.train(round.gather(run.using(environment=mixture)), roles=[name] if spec.agent.by_environment else None)
         if name not in upcoming:
             after.append(success_by_environment(run.evaluate(run.policy, name if upcoming else "final")))
     if len(after) == len(names):  # fewer if a sweep pruned the run
@@ -72,6 +73,9 @@ def success_by_environment(evaluation: Artifact) -> dict[str, float]:
 
 def _environments(spec: ExperimentSpec) -> Mapping[str, object]:
     """Return the targets of the mixture's environments by name."""
+    if spec.agent.by_environment and spec.replay is not None:
+        text = "set, but agent.by_environment freezes the adapters of the environments before; expected null"
+        raise SpecError([Problem("replay", text)])
     if spec.required_environment.factory() is not Mixture:
         target = spec.required_environment.target
         raise SpecError([Problem("flow", f"continual: {target} is one environment; expected environment=mixture")])

@@ -32,7 +32,7 @@ from tests.flows.test_online_rl import DATA
 from tests.flows.test_overlap import plainly
 from tests.flows.test_own_agent import ask
 from tests.flows.test_partial import TALK
-from tests.flows.test_recipes import ROLES
+from tests.flows.test_recipes import CONTINUAL, ROLES, TICTACTOE
 from tests.refusals import wrong_problems
 
 LORA = {"rank": 4, "alpha": 8, "roles": ["planner", "worker"]}
@@ -200,3 +200,63 @@ def test_agents_of_a_program_have_the_adapters_of_their_names(played, tmp_path):
     assert planner.token_ids != worker.token_ids
     with pytest.raises(SpecError, match=r"model.lora.roles: planner, worker: the agent 'critic' has no adapter"):
         evaluated("critic")
+
+
+BY_ENVIRONMENT: dict[str, Any] = {
+    **CONTINUAL,
+    **{name: SPEC[name] for name in ("algorithm", "filter", "deploy", "collect")},
+    "rounds": 2,
+    "replay": None,
+    "ewc": None,
+    "model": {**SPEC["model"], "lora": {**LORA, "roles": ["tictactoe", "guess"]}},
+    "agent": {"format": "chat", "by_environment": True, "max_turns": 2, "max_tokens": 4},
+    "evaluate": {"scenarios": 4},
+}
+
+
+@pytest.mark.timeout(900)
+def test_an_adapter_for_each_environment_is_frozen_after_its_rounds_so_nothing_is_forgotten(tmp_path):
+    reward = {"_target_": "components.rewards.rules.length.Length", "alpha": 0.1, "target": 0}
+    warmup = {"demonstrations": 4, "algorithm": {"name": "sft", "epochs": 1}, "filter": SPEC["filter"]}
+    spec = spec_of(tmp_path, **BY_ENVIRONMENT, reward=reward, warmup=warmup)
+    execution = Execution(spec, Context.at(tmp_path), Console(io.StringIO()), None, tmp_path / "log")
+    try:
+        run = Run(spec, plainly(execution.stage))
+        run.execute()
+    finally:
+        execution.context.warm.close()
+        execution.close()
+
+    def adapters(label: str) -> list[bytes]:
+        folder = execution.done[label].artifact.path / "adapters"
+        return [(folder / name / "adapter_model.safetensors").read_bytes() for name in ("tictactoe", "guess")]
+
+    warm, first, second = adapters("train[sft]"), adapters("train[1]"), adapters("train[2]")
+    assert (first[0] != warm[0], first[1] == warm[1]) == (True, True)
+    assert (second[0] == first[0], second[1] != first[1]) == (True, True)
+    after, final = (execution.done[f"evaluate[{name}]"].artifact.path for name in ("tictactoe", "final"))
+    first_games, last_games = (
+        [
+            [history.token_ids for history in episode.histories]
+            for episode in read_trajectories(folder / "trajectories.parquet")
+            if episode.scenario.type.startswith("tictactoe/")
+        ]
+        for folder in (after, final)
+    )
+    assert first_games == last_games != []
+    assert run.outcome.reported["forgetting"] == 0
+
+
+def test_an_adapter_for_each_environment_needs_a_mixture_its_names_and_no_replay(tmp_path):
+    one = {**BY_ENVIRONMENT["model"], "lora": LORA}
+    cases = [
+        ({**BY_ENVIRONMENT, "environment": TICTACTOE}, "agent.by_environment", "true: names the agent"),
+        ({**BY_ENVIRONMENT, "model": one}, "model.lora.roles", r"planner, worker: .* expected \[tictactoe, guess\]"),
+        ({**BY_ENVIRONMENT, "replay": {"share": 0.5}}, "replay", "freezes the adapters"),
+    ]
+    assert wrong_problems(cases, lambda data: plain_run(tmp_path, **data)) == []
+
+
+def plain_run(folder: Path, **changes: Any) -> None:
+    """Validate a spec, and execute its recipe up to its first stage."""
+    Run(spec_of(folder, **changes), lambda *call: pytest.fail("a stage ran")).execute()

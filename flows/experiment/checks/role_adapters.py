@@ -9,6 +9,7 @@ from components.algorithms.continual.spec import EWCSpec
 from components.algorithms.spec import AlgorithmSpec
 from components.data.spec import DataSpec
 from components.deployment.spec import DeploySpec
+from components.environments.mixture import Mixture
 from components.errors import Problem
 from components.evaluation.spec import CalibrateSpec, EvaluateSpec
 from components.inference.spec import InferenceSpec
@@ -22,8 +23,11 @@ from flows.experiment.feedback import FeedbackSpec
 from flows.experiment.sections import RewardModelPartSpec
 
 
-def roles(model: ModelSpec, agent: AgentSpec) -> Iterator[Problem]:
+def roles(model: ModelSpec, agent: AgentSpec, environment: Target | None, collect: CollectSpec) -> Iterator[Problem]:
     """Check that the adapters are those of the agent's roles. An agent of one's own names them itself."""
+    if agent.by_environment:
+        yield from _by_environment(model, agent, environment, collect)
+        return
     if not (named := _roles(model)) or agent.own is not None:
         return
     shown = ", ".join(named)
@@ -110,6 +114,22 @@ def certificate(named: list[str]) -> Problem:
     """Return the problem of a certificate of a policy with several adapters."""
     text = f"{', '.join(named)}: a certificate checks an engine with one adapter; expected null, or certify=false"
     return Problem("model.lora.roles", text)
+
+
+def _by_environment(
+    model: ModelSpec, agent: AgentSpec, environment: Target | None, collect: CollectSpec
+) -> Iterator[Problem]:
+    """Check that each environment of a mixture has an adapter, and that the agent loop alone plays it."""
+    if environment is None or environment.factory() is not Mixture:
+        yield Problem("agent.by_environment", "true: names the agent after an environment of a mixture; expected false")
+        return
+    names = list(environment.arguments["environments"])
+    if set(_roles(model)) != set(names):
+        shown, expected = ", ".join(_roles(model)) or "null", ", ".join(names)
+        yield Problem("model.lora.roles", f"{shown}: agent.by_environment has the environments; expected [{expected}]")
+    if agent.own or agent.roles or collect.players():
+        other = agent.own or ("agent.roles" if agent.roles else "collect")
+        yield Problem("agent.by_environment", f"true: {other} plays the episodes with names of its own; expected false")
 
 
 def _roles(model: ModelSpec) -> list[str]:
