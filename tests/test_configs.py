@@ -328,6 +328,19 @@ REFUSED = {
     "agent.max_thinking_tokens=56 agent.max_tokens=56": ("agent.max_thinking_tokens", "no room for an answer"),
     "agent.max_thinking_tokens=8 inference=vllm": ("agent.max_thinking_tokens", "inference.name=vllm cannot end"),
     "name=../x": ("name", "matches"),
+    "'algorithm.costs={turns: {limit: -0.1}}'": ("algorithm.costs.turns.limit", "-0.1: expected at least 0"),
+    "reward=forbidden reward.costs.actions.tools=[refnd]": (
+        "reward.costs.actions.tools",
+        "'refnd': components.environments.worlds.shop.Shop has no such tool; expected one of change_address, ",
+    ),
+    "reward=forbidden 'reward.costs.actions.tools={refund: \"(\"}'": (
+        "reward.costs.actions.tools.refund",
+        "'(' is no regular expression",
+    ),
+    "reward=forbidden 'reward.costs.content.pattern=\"[\"'": (
+        "reward.costs.content.pattern",
+        "is no regular expression",
+    ),
     "seed=-1": ("seed", "at least 0"),
     "rounds=-1": ("rounds", "at least 0"),
     "reward._target_=components.environments.worlds.shop.Shop": ("reward.turn_cost", "no such key"),

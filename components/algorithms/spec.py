@@ -71,7 +71,7 @@ class OptimizerSpec(DeclaredSpec):
 class CostSpec(Spec):
     """A constraint on the mean cost of an episode, with a learned Lagrange multiplier."""
 
-    limit: float
+    limit: float = Field(ge=0)
     """Largest allowed mean cost over the episodes of a round."""
     learning_rate: float = Field(0.1, gt=0)
     """Step size of the multiplier: each round adds this times (mean cost - limit) to the multiplier, which stays at

@@ -49,6 +49,9 @@ class JudgedCollection:
     """Trajectories; ids are unique over all collections of a training."""
     scores: Sequence[Score]
     """Scores in any order; their components are the labels of the heads."""
+    predicted: Mapping[str, float | None] | None = None
+    """Rewards that a reward model predicted, by trajectory id: only the pairs that these order wrongly are examples
+    (adversarial examples). None: all pairs are."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,14 +192,13 @@ class Requests:
     ) -> Request:
         """Return the request for the training of a reward model.
 
-        collections: trajectories and scores, newest first. start: a policy, or the reward model to retrain. member:
-        number of the reward model in the ensemble, from 1."""
+        collections: trajectories and scores, for adversarial examples also `predicted`, newest first. start: a policy,
+        or the reward model to retrain. member: number of the reward model in the ensemble, from 1."""
         assert self.spec.reward_model is not None
         newest, *earlier = collections
         inputs = {**newest, "start": start}
-        if self.spec.reward_model.keep == "all":
-            for ago, collection in enumerate(earlier, 1):
-                inputs |= {f"{name}-{ago}": artifact for name, artifact in collection.items()}
+        for ago, collection in enumerate(earlier, 1):
+            inputs |= {f"{name}-{ago}": artifact for name, artifact in collection.items()}
         stage = RewardModelStage(
             model=self.spec.model,
             algorithm=self.spec.reward_model.algorithm,

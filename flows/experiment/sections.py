@@ -63,6 +63,9 @@ class RewardModelPartSpec(LearnedSpec):
     episodes of the current policy: as many as at first, of unused scenarios while there are any. 0: trained once."""
     keep: Literal["all", "none"] = "all"
     """Episodes that retraining uses besides the new ones: those of all earlier collections, or none."""
+    adversarial: bool = False
+    """With `every`: retraining also uses adversarial examples. The declared reward judges the episodes of all rounds
+    before it too, and pairs of a scenario whose worse episode the models gave the higher reward are added."""
     scenarios: int = Field(32, ge=1)
     """Number of train scenarios whose episodes the model learns from, without `data`."""
     group_size: int = Field(4, ge=1, le=10_000)

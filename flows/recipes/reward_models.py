@@ -3,13 +3,17 @@
 They learn from episodes of the run that the declared reward scores, or from preferences of one's own
 (`reward_model.data`). During training the policy moves away from the episodes that its reward model was trained on.
 With `reward_model.every` the models follow the policy (arXiv:2203.02155, section 3.1): the declared reward scores new
-episodes of the current policy, and each model is trained further from its last state.
+episodes of the current policy, and each model is trained further from its last state. With `reward_model.adversarial`
+it also judges the episodes of the rounds: the models train on the pairs that they ordered wrongly, which the policy
+exploits.
 
 Labels: `train[reward]` before the rounds, `train[reward 2]` for the second model of an ensemble, and `train[reward@r]`
-after round r, with step r.
+after round r, with step r; `judge[adversarial@r]` for the episodes of round r.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from components.artifacts import Artifact
 from flows.recipes.stage_calls import StageCalls
@@ -28,12 +32,21 @@ class RewardModels:
         self._requests = run.requests
         self._call = run.call
         self._collections: list[dict[str, Artifact]] = []
-        """Trajectories and scores that the models were trained on, newest first."""
+        """Trajectories and scores to train on, newest first; of a round, also the rewards that the models predicted."""
 
     @property
     def current(self) -> list[Artifact]:
         """Current models."""
         return self.trained[max(self.trained)] if self.trained else []
+
+    def attack(self, number: int, played: Mapping[str, Artifact], policy: Artifact | None) -> None:
+        """Let the declared reward judge the episodes of a round, for the adversarial examples of the next training.
+        played: artifacts of the round by stage. policy: the policy that produced them."""
+        if self._part is None or not self._part.adversarial or number > max(self._after):
+            return
+        trajectories = played["collect"]
+        scores = self._call(f"judge[adversarial@{number}]", number, self._requests.judge(trajectories, policy))
+        self._collections.insert(0, {"trajectories": trajectories, "scores": scores, "predicted": played["judge"]})
 
     def follow(self, step: int, policy: Artifact | None) -> None:
         """Train the models on episodes of the policy after this step, if they are due for training."""
@@ -56,3 +69,5 @@ class RewardModels:
             return run.call(f"train[reward{f' {member}' if member > 1 else ''}{suffix}]", step, request)
 
         self.trained[step] = self._run.parallel(train, range(1, len(starts) + 1))
+        if self._part.keep == "none":
+            self._collections.clear()

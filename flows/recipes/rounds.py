@@ -123,6 +123,7 @@ class RoundLoop:
                     break
                 if run.pruned():
                     break
+            self.models.attack(number, outcome.rounds[-1], current.policy.checkpoint)
             self.models.follow(number, self.policy.checkpoint)
 
     def train(self, number: int, policy: PolicyVersion, request: Request) -> Artifact:

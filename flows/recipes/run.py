@@ -83,9 +83,13 @@ class Run(StageCalls):
         return policy
 
     def _report_costs(self) -> None:
-        """Report the mean of each cost that the algorithm limits, in the held-out episodes of the final policy."""
-        for name in self.spec.algorithm.constraints:
-            self.report(f"held-out {name}", self.outcome.last.metrics.get(name))
+        """Report the mean of each cost that the algorithm limits, in the held-out episodes of the final policy, and
+        if it is within its limit (1 or 0)."""
+        metrics = self.outcome.last.metrics
+        for name, cost in self.spec.algorithm.constraints.items():
+            mean = metrics.get(name, metrics.get(f"components/{name}"))
+            self.report(f"held-out {name}", mean)
+            self.report(f"held-out {name} within its limit", None if mean is None else float(mean <= cost.limit))
 
     def _report_preference(self) -> None:
         """Report the mean score that the last reward models give to the held-out answers of each evaluation, if they

@@ -36,7 +36,8 @@ class RewardModelStage(StageSpec):
 
 def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write a reward model. Inputs: `trajectories`, `scores`; `trajectories-N`, `scores-N`, those of N collections ago,
-    to train on again; `start`, the checkpoint whose adapter initializes the model, or the reward model to train
+    to train on again; `predicted-N`, other scores of that collection: only pairs that these order wrongly are used;
+    `start`, the checkpoint whose adapter initializes the model, or the reward model to train
     further."""
     from components.algorithms.reward_models.trainer import train_reward_model
     from components.algorithms.trainer import RewardTrainingRequest
@@ -78,6 +79,9 @@ def _judged(inputs: Inputs, ago: int = 0) -> JudgedCollection:
     return JudgedCollection(
         [replace(trajectory, id=f"{trajectory.id}{id_suffix}") for trajectory in trajectories],
         [replace(score, trajectory_id=f"{score.trajectory_id}{id_suffix}") for score in read_scores(path)],
+        {f"{score.trajectory_id}{id_suffix}": score.reward for score in read_scores(predicted.path / "scores.parquet")}
+        if (predicted := inputs.get(f"predicted{suffix}"))
+        else None,
     )
 
 
@@ -99,6 +103,7 @@ STAGE = Stage(
     inputs={
         "trajectories[-N]": "trajectories or dataset",
         "scores[-N]": "scores or dataset",
+        "predicted[-N]": "scores",
         "start": "checkpoint or reward_model",
     },
     order=60,

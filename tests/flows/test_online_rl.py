@@ -325,6 +325,7 @@ def test_what_further_collections_left_is_replayed_too(tmp_path):
 
 def test_every_input_is_one_that_its_stage_declares(tmp_path):
     reward_model = {"algorithm": {"name": "reward_model"}, "scenarios": 8, "group_size": 2, "models": 2, "every": 1}
+    reward_model["adversarial"] = True
     few = {f"filter[{number}]": {"scenarios": 1.0, "kept": 2.0} for number in ("1", "2", "3")}
     course = {"rounds": 3, **FURTHER, "replay": {"rounds": 1}, "ewc": {"coefficient": 10.0}}
     run = Recorder(tmp_path, few, reward_model=reward_model, **course)
@@ -336,7 +337,14 @@ def test_every_input_is_one_that_its_stage_declares(tmp_path):
             accepted = [text for pattern, text in declared.items() if re.fullmatch(input_pattern(pattern), name)]
             assert kinds[key] in " or ".join(accepted).split(" or "), (request.stage, name)
             names.add(name)
-    assert {"trajectories+1", "scores-1", "selection+1-1", "anchored-scores-1", "reward_model_2"} <= names
+    assert {
+        "trajectories+1",
+        "scores-1",
+        "predicted-1",
+        "selection+1-1",
+        "anchored-scores-1",
+        "reward_model_2",
+    } <= names
     names = ("scores", "scores+1", "scores+1-2", "anchored-scores-3", "anchor", "other")
     assert [STAGES["train"].rounds_ago(name) for name in names] == [0, 0, 2, 3, None, None]
 
@@ -346,6 +354,8 @@ def test_a_limited_cost_of_the_final_policy_is_reported(tmp_path):
         "algorithm": {"name": "grpo", "costs": {"invalid_actions": {"limit": 0.1}}},
         "filter": {"_target_": "components.filters.everything.Everything"},
     }
-    run = Recorder(tmp_path, {"evaluate[final]": {"invalid_actions": 0.07}}, **changes)
-    assert run.outcome.reported == {"held-out invalid_actions": 0.07}
+    for metric, mean, within in (("invalid_actions", 0.07, 1.0), ("components/invalid_actions", 0.11, 0.0)):
+        run = Recorder(tmp_path, {"evaluate[final]": {metric: mean}}, **changes)
+        expected = {"held-out invalid_actions": mean, "held-out invalid_actions within its limit": within}
+        assert run.outcome.reported == expected
     assert Recorder(tmp_path, **changes).outcome.reported == {}, "unknown, as in a plan"

@@ -202,6 +202,9 @@ NONSENSE = [
      "expected null, and reward_model.algorithm.held_out=SHARE"),
     ({"reward_model": {**BT, "data": {"path": "a", "dataset": "b"}}}, "reward_model.data.dataset",
      "together with path"),
+    ({"reward_model": {**BT, "adversarial": True}}, "reward_model.adversarial", "or reward_model.every=1"),
+    ({"reward_model": {**BT, "every": 1, "adversarial": True}, "fork": "latest@1"}, "reward_model.adversarial",
+     "expected false, or no fork"),
     ({"reward_model": {**BT, "keep": "none"}}, "reward_model.keep", "every=0, which trains the reward model once"),
     ({"reward_model": {**BT, "every": 1}, "evaluate": {"every": 1}, "guards": {"reward_hacking": "stop"}},
      "guards.reward_hacking", "reward_model.every=1 retrains it after each round"),
@@ -261,6 +264,33 @@ def test_it_is_trained_after_every_so_many_rounds_but_not_after_the_last(tmp_pat
 def test_earlier_collections_are_left_out_where_none_is_kept(tmp_path):
     run = Recorder(tmp_path, reward_model={**BT, "every": 1, "keep": "none"}, rounds=3)
     assert set(run.requests["train[reward@2]"].inputs) == {"trajectories", "scores", "start"}
+
+
+def test_each_training_between_the_rounds_gets_the_adversarial_examples_of_the_rounds_before_it(tmp_path):
+    part = {**BT, "every": 2, "adversarial": True}
+    run = Recorder(tmp_path, reward_model=part, rounds=5)
+    judged = [label for label in run.keys if label.startswith("judge[adversarial")]
+    assert judged == [f"judge[adversarial@{number}]" for number in (1, 2, 3, 4)]  # none after the last training
+    assert run.requests[judged[0]].inputs == {"trajectories": run.keys["collect[1]"]}
+    assert run.requests[judged[0]].spec["learned"] is None
+
+    def collections(run, number):
+        labels = {key: label for label, key in run.keys.items()}
+        inputs = {name: labels[key] for name, key in run.requests[f"train[reward@{number}]"].inputs.items()}
+        names = ("trajectories", "scores", "predicted")
+        by_age = [[inputs.get(name + age) for name in names] for age in ("", *(f"-{ago}" for ago in range(1, 9)))]
+        return [[label for label in found if label] for found in by_age if any(found)]
+
+    def attacked(number):
+        return [f"collect[{number}]", f"judge[adversarial@{number}]", f"judge[{number}]"]
+
+    def own(at):
+        return [f"collect[reward{at}]", f"judge[reward{at}]"]
+
+    assert collections(run, 2) == [own("@2"), attacked(2), attacked(1), own("")]
+    assert collections(run, 4) == [own("@4"), attacked(4), attacked(3), *collections(run, 2)]
+    forgetful = Recorder(tmp_path, reward_model={**part, "keep": "none"}, rounds=5)
+    assert collections(forgetful, 4) == [own("@4"), attacked(4), attacked(3)]
 
 
 def test_what_comes_before_the_first_refresh_is_the_same_without_it(tmp_path):

@@ -40,6 +40,14 @@ class TestMatches:
         assert of(Matches(r"\d+", "tag:n", whole=True), "I <n>33</n>.").reward == 1.0
         assert of(Matches(r"\d+", "boxed"), "33").explanation == "no answer"
 
+    def test_a_content_rule_reads_every_message_of_the_agent_and_no_other(self):
+        sample = Trajectory(
+            "s/0", Scenario("s", {}, "train"), 0, [talk("a bad question", "bad", "a bad reply", "good")]
+        )
+        for answer, expected in (("messages", 1.0), ("text", 0.0)):
+            assert judged(Matches(r"(?m)^bad$", answer), sample)[0].reward == expected
+        assert judged(Matches("question|reply", "messages"), sample)[0].reward == 0.0
+
     def test_a_pattern_that_backtracks_without_end_holds_nothing_up(self):
         score = of(Matches(r"(a+)+$|(a|a)+b", whole=True, seconds=0.2), "a" * 5000 + "!")
         assert score.reward == 0.0
@@ -258,6 +266,9 @@ class TestToolUse:
         assert judged(Calls(), sample)[0].reward == 3.0
         assert judged(Calls(["find", "delete"]), sample)[0].reward == 2.0
         assert judged(Calls(pattern=r"^delete .*/etc"), sample)[0].reward == 1.0
+        assert judged(Calls({"delete": "/etc", "find": None, "send": "nobody"}), sample)[0].reward == 2.0
+        with pytest.raises(SpecError, match=r"reward\.tools\.find: '\(' is no regular expression"):
+            Calls({"find": "("})
 
 
 class TestCosts:

@@ -5,6 +5,9 @@ Episodes come in collections, each sampled from one policy. Only episodes of the
 other, because a judge may have ranked them relative to each other. The split of scenarios is permanent: a model that is
 trained further never trains on a held-out scenario, and is never evaluated on a training scenario. `scenarios.json` of
 a reward model records the split.
+
+A collection with predicted rewards contributes adversarial examples: pairs whose worse episode has the higher predicted
+reward, or the episodes of such pairs.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,7 +105,9 @@ class RewardModelData:
     compared: list[Pair]
     """Pairs of held-out scenarios, from the newest collection only."""
     compared_earlier: list[Pair]
-    """Pairs of held-out scenarios from the earlier collections."""
+    """Pairs of held-out scenarios from the earlier collections without predicted rewards."""
+    compared_adversarial: list[Pair]
+    """Adversarial pairs of held-out scenarios."""
     episodes: list[RewardEpisode]
     """Episodes that are trained on."""
     split: ScenarioSplit
@@ -122,6 +127,8 @@ class _Read:
     """Number of finished episodes with a reading that fit the model's length."""
     labelled: Mapping[str, int]
     """Number of readable episodes with a label, by head."""
+    adversarial: bool
+    """True if its examples are adversarial."""
 
 
 def gather(
@@ -169,25 +176,34 @@ def gather(
                 _no_examples_message(spec, head, finished, sum(collection.labelled[head] for collection in collections))
             )
     held_out_examples = [example for example in collections[0].examples if _scenario(example) in held_out_scenarios]
-    compared, *earlier_compared = (
-        [pair for pair in collection.compared if _scenario(pair) in held_out_scenarios] for collection in collections
-    )
-    pairs_earlier = [pair for collection_pairs in earlier_compared for pair in collection_pairs]
+
+    def compared(collections: Iterable[_Read]) -> list[Pair]:
+        return [pair for read in collections for pair in read.compared if _scenario(pair) in held_out_scenarios]
+
+    newest_pairs = compared(collections[:1])
+    pairs_earlier = compared(read for read in collections[1:] if not read.adversarial)
+    adversarial = [read for read in collections if read.adversarial]
+    pairs_adversarial = compared(adversarial)
     counts = {
         "labelled_episodes" if spec.learns_turn_labels else "pairs": float(len(train)),
-        "heldout_pairs": float(len(compared)),
+        "heldout_pairs": float(len(newest_pairs)),
         "left_out": float(finished - readable),
         "unlabelled": float(
             sum(collection.readable - count for collection in collections for count in collection.labelled.values())
         ),
     }
-    if earlier_compared:
+    if len(collections) > 1 + len(adversarial):
         counts["heldout_pairs_earlier"] = float(len(pairs_earlier))
+    if adversarial:
+        counts["adversarial_examples"] = float(sum(len(read.examples) for read in adversarial))
+        counts["heldout_pairs_adversarial"] = float(len(pairs_adversarial))
     episodes = list({id(unit): unit for example in train for unit in example.episodes}.values())
     split = ScenarioSplit(
         frozenset(map(_scenario, train)) | (earlier_split or ScenarioSplit()).trained, frozenset(held_out_scenarios)
     )
-    return RewardModelData(train, held_out_examples, compared, pairs_earlier, episodes, split, counts)
+    return RewardModelData(
+        train, held_out_examples, newest_pairs, pairs_earlier, pairs_adversarial, episodes, split, counts
+    )
 
 
 def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: JudgedCollection, max_length: int) -> _Read:
@@ -201,10 +217,20 @@ def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: JudgedCollection, 
     compared = [
         pair for index, head in enumerate(spec.heads) for pair in _pairs(spec, readable, values[head], head, index)
     ]
-    examples: list[Example] = [*_labelled(spec, readable, by_id)] if spec.learns_turn_labels else [*compared]
-    return _Read(
-        examples, compared, len(finished), len(readable), {head: len(labels) for head, labels in values.items()}
-    )
+    labelled = _labelled(spec, readable, by_id) if spec.learns_turn_labels else []
+    if judged.predicted is not None:
+        compared = [pair for pair in compared if _misled(pair, judged.predicted)]
+        misordered = {id(unit) for pair in compared for unit in pair.episodes}
+        labelled = [example for example in labelled if id(example.episode) in misordered]
+    examples: list[Example] = [*labelled] if spec.learns_turn_labels else [*compared]
+    counts = {head: len(labels) for head, labels in values.items()}
+    return _Read(examples, compared, len(finished), len(readable), counts, judged.predicted is not None)
+
+
+def _misled(pair: Pair, predicted: Mapping[str, float | None]) -> bool:
+    """Return True if the worse episode of the pair has the higher predicted reward."""
+    better, worse = (predicted.get(unit.trajectory.id) for unit in pair.episodes)
+    return better is not None and worse is not None and worse > better
 
 
 def _scenario(example: Example) -> str:

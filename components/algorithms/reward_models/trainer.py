@@ -60,7 +60,8 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
     Returns the means of the metrics, and the share of held-out pairs of the newest collection whose better episode has
     the higher score (`heldout_accuracy`), also by epoch, with the calibration of the scores (`pair_accuracy`). A model
     that is trained further also reports `heldout_accuracy_before`, the accuracy before this training; with earlier
-    collections, `heldout_accuracy_earlier` is the accuracy on their pairs.
+    collections, `heldout_accuracy_earlier` is the accuracy on their pairs; `heldout_accuracy_adversarial` that on pairs
+    that the predicted rewards ordered wrongly.
     Raises ArtifactError if a head of a new model has no training example or `start` does not fit, and TrainingDiverged
     if a guard stops the training; then nothing is written.
     """
@@ -128,9 +129,10 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
             [spec.learning_rate],
             lambda number, _: schedule.warmup_share(spec, number),
         )
+    compared = {"": data.compared, "_earlier": data.compared_earlier, "_adversarial": data.compared_adversarial}
     with policy.without_any_dropout():
         score_RH = policy.scores(data.episodes, spec.pack_size, distributed.share)
-        measured |= held_out(spec, policy, data.held_out, {"": data.compared, "_earlier": data.compared_earlier})
+        measured |= held_out(spec, policy, data.held_out, compared)
     accuracy = measured.get("heldout_accuracy")
     measured |= by_epoch(logs, spec.epochs, len(data.train), spec.batch_size, accuracy)
     guards = TrainingGuards(scratch)

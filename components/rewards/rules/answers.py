@@ -3,6 +3,7 @@
 The answer is read from the last message of the first agent, in that agent's last history:
 
     text                  the whole message, stripped
+    messages              all messages of the episode's agents, each on lines of its own
     tag:NAME              the content of the last <NAME>…</NAME>
     boxed                 the content of the last \\boxed{…}
     line                  the last non-empty line, without a leading "Answer:" or "####"
@@ -26,7 +27,7 @@ from components.trajectories.parts import SOLVER
 from components.trajectories.reasoning import with_reasoning
 from components.trajectories.schema import History, Message, Trajectory
 
-WHERE = "text, tag:NAME, boxed, line, call:TOOL.ARGUMENT or outcome.FIELD"
+WHERE = "text, messages, tag:NAME, boxed, line, call:TOOL.ARGUMENT or outcome.FIELD"
 _PLACES = re.compile(r"(input|outcome|metrics)\.(.+)|scenario\.(id|type|difficulty|split)|success", re.DOTALL)
 
 
@@ -36,7 +37,7 @@ class AnswerReader:
     def __init__(self, where: str, key: str = "reward.answer"):
         kind, _, detail = where.partition(":")
         tool, _, argument = detail.partition(".")
-        valid = where in ("text", "boxed", "line") or (kind == "tag" and re.fullmatch(r"[\w-]+", detail))
+        valid = where in ("text", "messages", "boxed", "line") or (kind == "tag" and re.fullmatch(r"[\w-]+", detail))
         if not valid and not (kind == "call" and tool and argument) and not re.fullmatch(r"outcome\..+", where):
             raise SpecError([Problem(key, f"{where!r} is no place of an answer; expected {WHERE}")])
         self.where, self._kind, self._detail = where, kind, detail
@@ -48,6 +49,8 @@ class AnswerReader:
             return None if value is None else as_text(value)
         if self._kind == "call":
             return _argument(trajectory, *self._detail.split(".", 1))
+        if self.where == "messages":
+            return "\n".join(message.content for message in agent_messages(trajectory)) or None
         text = last_text(trajectory)
         if self._kind == "tag":
             return tagged(text, self._detail)

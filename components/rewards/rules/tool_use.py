@@ -66,19 +66,27 @@ class Calls:
     """Number of tool calls: a cost for `algorithm.costs`, or with a negative weight a penalty.
 
     Args:
-        tools: Names of the tools that count; null counts all.
+        tools: Names of the tools that count, or a regular expression of the counted arguments (JSON) by name, null for
+            all arguments: `{refund: null, send: '"to": ".*@'}`. null counts all tools.
         pattern: Regular expression of the calls that count, in the form `name {"argument": "value"}`; null counts all.
     """
 
-    def __init__(self, tools: list[str] | None = None, pattern: str | None = None):
+    def __init__(self, tools: list[str] | dict[str, str | None] | None = None, pattern: str | None = None):
         self.tools = tools
+        patterns = tools if isinstance(tools, dict) else {}
+        self._arguments = {name: Pattern(text, f"reward.tools.{name}") for name, text in patterns.items() if text}
         self._pattern = None if pattern is None else Pattern(pattern)
 
     def __call__(self, trajectory: Trajectory) -> float:
-        calls = [call for _, call, _ in _calls(trajectory) if self.tools is None or call.name in self.tools]
-        if self._pattern is None:
-            return float(len(calls))
-        return float(sum(self._pattern.search(f"{call.name} {call.arguments}") is not None for call in calls))
+        return float(sum(self._counts(call) for _, call, _ in _calls(trajectory)))
+
+    def _counts(self, call: ToolCall) -> bool:
+        if self.tools is not None and call.name not in self.tools:
+            return False
+        arguments = self._arguments.get(call.name)
+        if arguments is not None and arguments.search(call.arguments) is None:
+            return False
+        return self._pattern is None or self._pattern.search(f"{call.name} {call.arguments}") is not None
 
 
 def _calls(trajectory: Trajectory) -> list[tuple[History, ToolCall, str | None]]:

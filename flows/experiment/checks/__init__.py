@@ -44,6 +44,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     judging.reward,
     judging.other_rewards,
     judging.fields,
+    judging.tools,
     judging.judges,
     judging.ahead,
     judging.reward_model,

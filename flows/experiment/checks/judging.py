@@ -19,13 +19,14 @@ from components.inference.spec import InferenceSpec
 from components.rewards.llm.spec import asked_by
 from components.rewards.protocol import ReadingReward
 from components.rewards.rules.answers import of_input
+from components.rewards.rules.tool_use import Calls
 from components.rewards.spec import JudgeSpec
 from components.rollout.collect_spec import CollectSpec
 from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
 from flows.experiment.checks.importing import demonstrated
-from flows.experiment.checks.worlds import TRAIN, input_fields, scenario_kinds
+from flows.experiment.checks.worlds import TRAIN, input_fields, scenario_kinds, tool_names
 from flows.experiment.flow import FlowTarget
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
@@ -111,11 +112,10 @@ def fields(reward: Target, environment: Target, evaluate: EvaluateSpec, agent: A
     Without the field every episode would be unscored, which only the first evaluation would show. A name without a
     prefix counts as an input field, unless an agent of one's own plays, whose outcome may have a field of that name."""
     fields_read: dict[str, tuple[str, str]] = {}
-    for root, declared in (("reward", reward), ("evaluate.reward", evaluate.reward)):
-        for path, target in [*declared.below(root), (root, declared)] if declared is not None else ():
-            for key, field in _fields(target).items():
-                if (name := of_input(field, outcome=agent.own is not None)) is not None:
-                    fields_read[f"{path}.{key}"] = (field, name)
+    for path, target in _declared(reward, evaluate):
+        for key, field in _fields(target).items():
+            if (name := of_input(field, outcome=agent.own is not None)) is not None:
+                fields_read[f"{path}.{key}"] = (field, name)
     inputs = input_fields(environment, (TRAIN, evaluate.split)) if fields_read else None
     for key, (field, name) in fields_read.items() if inputs is not None else ():
         if inputs is not None and name not in inputs:
@@ -125,6 +125,25 @@ def fields(reward: Target, environment: Target, evaluate: EvaluateSpec, agent: A
                 f"{field!r}: no scenario of {environment.target} has this input field (available: {available}); "
                 "expected one of these, outcome.FIELD for a field of the episode's outcome, or another reward",
             )
+
+
+def tools(reward: Target, environment: Target, evaluate: EvaluateSpec, agent: AgentSpec) -> Iterator[Problem]:
+    """Check that the environment offers the tools whose calls are counted: a list of forbidden actions with a misspelt
+    name forbids nothing. Tools of an agent of one's own or of roles are unknown."""
+    targets = [] if agent.own is not None or agent.roles is not None else _declared(reward, evaluate)
+    counted = {f"{path}.tools": target.arguments.get("tools") for path, target in targets if target.factory() is Calls}
+    offered = tool_names(environment) if any(counted.values()) else set()
+    for path, name in ((path, name) for path, names in counted.items() for name in names or () if offered):
+        if name not in offered:
+            available = ", ".join(sorted(offered))
+            yield Problem(path, f"{name!r}: {environment.target} has no such tool; expected one of {available}")
+
+
+def _declared(reward: Target, evaluate: EvaluateSpec) -> Iterator[tuple[str, Target]]:
+    """Yield the rewards of training and evaluation and those nested in them, with their keys."""
+    for root, declared in (("reward", reward), ("evaluate.reward", evaluate.reward)):
+        if declared is not None:
+            yield from [*declared.below(root), (root, declared)]
 
 
 def _fields(reward: Target) -> Mapping[str, str]:
@@ -143,7 +162,9 @@ def judges(reward: Target, judge: JudgeSpec, collect: CollectSpec, evaluate: Eva
         yield from model.problems(judge, requests, "groups" if by_group else "episodes")
 
 
-def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: GuardsSpec) -> Iterator[Problem]:
+def refresh(
+    reward_model: RewardModelPartSpec | None, rounds: int, guards: GuardsSpec, fork: str | None
+) -> Iterator[Problem]:
     """Check that the reward model is retrained within the rounds, and that guards can compare its rewards."""
     if reward_model is None:
         return
@@ -157,6 +178,10 @@ def refresh(reward_model: RewardModelPartSpec | None, rounds: int, guards: Guard
             f"{reward_model.keep}: has no effect with reward_model.every=0, which trains the reward model once; "
             "expected all, or reward_model.every=1 or more",
         )
+    if reward_model.adversarial and (not every or fork is not None):
+        reason = "the rounds before a fork are not judged again" if every else "every=0 trains the reward model once"
+        expected = "false, or no fork" if every else "false, or reward_model.every=1 or more"
+        yield Problem("reward_model.adversarial", f"true: {reason}; expected {expected}")
     for name in ("reward_hacking", "heldout_reward"):
         if every != 1 or getattr(guards, name) != "stop":
             continue
