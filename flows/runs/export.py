@@ -27,14 +27,14 @@ from flows.terminal.exit_codes import print_message
 if TYPE_CHECKING:
     from components.trajectories.schema import Trajectory
 
-JUDGEMENTS = "judgements"
+JUDGEMENTS, GRADES = "judgements", "grades"
 LONGEST_QUESTION = 10_000
 """Characters that an embedded judge reads (conf/judge_model/embedded.yaml)."""
 READ_ONLY = {"auto", "trajectories", "served", *get_args(LogName)}
 HELD_OUT = "judge[heldout"
 """Beginning of the labels of stages that score held-out episodes, which are exported by name only."""
-FORMS = (*(form for form in get_args(FormName) if form not in READ_ONLY), "parquet", JUDGEMENTS)
-"""Forms of imports that can be written; `parquet` for whole episodes; `judgements` to train a judge on."""
+FORMS = (*(form for form in get_args(FormName) if form not in READ_ONLY), "parquet", JUDGEMENTS, GRADES)
+"""Forms of imports that can be written; `parquet` for whole episodes; `judgements` and `grades` to train a judge on."""
 SELF_SCORED = ("dataset", "feedback")
 """Kinds of artifacts that hold trajectories with their scores."""
 
@@ -60,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
         "--form",
         required=True,
         choices=FORMS,
-        help="form of the rows; parquet: whole episodes; judgements: RULER's questions, answered with the rewards",
+        help="form of the rows; parquet: whole episodes; judgements and grades: the questions of reward=ruler and "
+        "reward=graded, answered with the rewards",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="new folder for rows and card")
     parser.add_argument(
@@ -98,7 +99,8 @@ def run(options: argparse.Namespace) -> dict[str, object]:
             )
             for label, episodes, scores in stages
         ]
-        form, write = ("messages", _judgements) if options.form == JUDGEMENTS else (options.form, None)
+        write = {JUDGEMENTS: _judgements, GRADES: _grades}.get(options.form)
+        form = "messages" if write else options.form
         counts = export(collections, form, options.out, min_reward=options.min_reward, write=write)
     text = card(f"{record.name} {options.form}", form, counts, _provenance(record, stages))
     (options.out / CARD).write_text(text, encoding="utf-8")
@@ -111,6 +113,14 @@ def _judgements(group: list[Trajectory]) -> list[dict[str, Any]]:
     from components.rewards.judges.ruler import judgement
 
     return [{"messages": judgement(group, longest=LONGEST_QUESTION)}]
+
+
+def _grades(group: list[Trajectory]) -> list[dict[str, Any]]:
+    """Return a row for each distinct episode of a group: the question of `graded` about it, and its reward as grade."""
+    from components.rewards.judges.graded import judgement
+
+    rows = [{"messages": judgement(trajectory, longest=LONGEST_QUESTION)} for trajectory in group]
+    return [row for place, row in enumerate(rows) if row not in rows[:place]]
 
 
 def scored_stages(record: RunRecord, pattern: str) -> list[tuple[str, str, str]]:

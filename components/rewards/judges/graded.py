@@ -24,6 +24,7 @@ from components.specs.registered import registered
 from components.trajectories.schema import Trajectory
 
 QUESTION = "How well did the assistant do what the user asked for?"
+SCALE = (0.0, 10.0)
 FORM = 'Answer with JSON and nothing else: {{"grade": a number from {low:g} (worst) to {high:g} (best)}}.'
 EXAMPLES = (
     ('[{"role":"user","content":"Say hello."},{"role":"assistant","content":"Hello!"}]', 1.0),
@@ -56,7 +57,7 @@ class Graded(EpisodeJudgeReward):
         self,
         model: JudgeModel | Annotated[list[JudgeModel], Field(min_length=1)],
         question: Annotated[str, Field(min_length=1)] | None = None,
-        scale: Annotated[tuple[float, float], AfterValidator(_checked_scale)] = (0.0, 10.0),
+        scale: Annotated[tuple[float, float], AfterValidator(_checked_scale)] = SCALE,
     ):
         super().__init__(model)
         self.question = question or QUESTION
@@ -64,10 +65,9 @@ class Graded(EpisodeJudgeReward):
 
     async def opinion(self, client: JudgeClient, trajectory: Trajectory) -> Opinion:
         """Return the opinion of one judge on an episode."""
-        histories = message_views(trajectory)
-        episode = as_text(histories[0] if len(histories) == 1 else histories, client.spec.longest)
+        messages = _conversation(self.question, self.scale, _episode_text(trajectory, client.spec.longest))
         schema = object_schema({"grade": self.scale.schema})
-        judgement = await ask_for_json(client, self._messages(episode), schema, self._read)
+        judgement = await ask_for_json(client, messages, schema, self._read)
         if judgement.value is None:
             return Opinion(None, cost=judgement.cost, reason=judgement.reason)
         grade = judgement.value
@@ -81,15 +81,37 @@ class Graded(EpisodeJudgeReward):
             raise InvalidAnswer(f"Your grade is {str(answer['grade'])[:40]!r}; expected a number from {self.scale}.")
         return scores["grade"]
 
-    def _messages(self, episode: str) -> Messages:
-        messages = []
-        for text, share in EXAMPLES:
-            messages += [
-                {"role": "user", "content": self._question_about(text)},
-                {"role": "assistant", "content": json.dumps({"grade": self.scale.at(share)})},
-            ]
-        return [*messages, {"role": "user", "content": self._question_about(episode)}]
 
-    def _question_about(self, episode: str) -> str:
-        form = FORM.format(low=self.scale.low, high=self.scale.high)
-        return f"<trajectory>\n{episode}\n</trajectory>\n\n{self.question} {form}"
+def judgement(trajectory: Trajectory, *, longest: int) -> list[dict[str, Any]]:
+    """Return the question about a scored episode, with the default wording and scale, and the grade that is its reward,
+    as the messages of one conversation to train a judge on; the grades of the examples have weight 0. longest: maximum
+    characters of the episode. Raises ValueError for a reward outside of 0 to 1."""
+    share = trajectory.reward or 0.0
+    if not 0 <= share <= 1:
+        raise ValueError(f"episode {trajectory.id} has the reward {share}; expected rewards from 0 to 1")
+    scale = Scale(*SCALE)
+    question = _conversation(QUESTION, scale, _episode_text(trajectory, longest))
+    examples = [message | ({"weight": 0} if message["role"] == "assistant" else {}) for message in question]
+    return [*examples, _answer(scale, round(share, 2))]
+
+
+def _episode_text(trajectory: Trajectory, longest: int) -> str:
+    histories = message_views(trajectory)
+    return as_text(histories[0] if len(histories) == 1 else histories, longest)
+
+
+def _conversation(question: str, scale: Scale, episode: str) -> Messages:
+    """Return the examples with their grades, then the question about the episode."""
+    messages = []
+    for text, share in EXAMPLES:
+        messages += [_question_about(question, scale, text), _answer(scale, share)]
+    return [*messages, _question_about(question, scale, episode)]
+
+
+def _question_about(question: str, scale: Scale, episode: str) -> dict[str, Any]:
+    form = FORM.format(low=scale.low, high=scale.high)
+    return {"role": "user", "content": f"<trajectory>\n{episode}\n</trajectory>\n\n{question} {form}"}
+
+
+def _answer(scale: Scale, share: float) -> dict[str, Any]:
+    return {"role": "assistant", "content": json.dumps({"grade": scale.at(share)})}
