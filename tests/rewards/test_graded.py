@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from components.errors import EngineBusy
 from components.inference.protocol import ChatCompletion, ChatRequest
-from components.rewards.judges.graded import Graded
+from components.rewards.judges.graded import Graded, judgement
 from components.rewards.llm.answers import Scale
 from components.rewards.llm.models.local import PolicyJudge, bounded
 from components.rewards.llm.rows import object_schema
@@ -42,6 +43,18 @@ def test_a_grade_is_read_on_the_declared_scale(subtests):
             assert grade_schema == {"type": "number", "minimum": scale[0], "maximum": scale[1]}
             examples = [json.loads(message["content"])["grade"] for message in first["messages"][1:-1:2]]
             assert examples == [scale[1], scale[0], sum(scale) / 2]
+
+
+def test_a_judge_is_trained_on_the_question_that_it_is_asked():
+    played = replace(episode("a", 0), reward=0.7)
+    *question, answer = judgement(played, longest=10_000)
+    with judge_server([says(json.loads(answer["content"]))]) as server:
+        assert grade(server).reward == pytest.approx(0.7)
+        asked = server.requests[0].body["messages"]
+    assert [{key: message[key] for key in ("role", "content")} for message in question] == asked
+    assert [message.get("weight") for message in question] == [None, 0, None, 0, None, 0, None]
+    with pytest.raises(ValueError, match="has the reward 7; expected rewards from 0 to 1"):
+        judgement(replace(played, reward=7), longest=10_000)
 
 
 def test_a_judge_on_this_machine_may_give_every_whole_grade():

@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 import time
 import uuid
 from collections import Counter
@@ -187,6 +190,8 @@ def test_an_unusable_program_is_refused_before_the_first_episode(tmp_path, name)
         CommandAgent([word.format(folder=tmp_path) for word in UNUSABLE[name]])
 
 
+TASK = Path(__file__).parents[1] / "environments" / "task_folders" / "greeting"
+REWARD = ("reward=length", "reward.target=8")
 HARNESSES = Path(os.environ.get("HARNESSES", "nowhere"))
 PROVIDER = {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{base_url}", "apiKey": "{env:OPENAI_API_KEY}"}}
 OPENCODE = {
@@ -259,9 +264,12 @@ class Coder:
         return ChatCompletion(message, reason, prompt, ids, [-0.25] * len(ids), self.policy)
 
 
-@pytest.mark.skipif(
+published = pytest.mark.skipif(
     not HARNESSES.is_dir(), reason="HARNESSES names no folder of coding agents; run `make test-harnesses`"
 )
+
+
+@published
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.timeout(600)
 def test_published_coding_agents_complete_a_task(tmp_path, name, monkeypatch):
@@ -283,3 +291,37 @@ def test_published_coding_agents_complete_a_task(tmp_path, name, monkeypatch):
     counts = f"{len(spans)} answers in {len(trajectory.histories)} histories"
     longest = max(len(history.token_ids) for history in trajectory.histories)
     print(f"\n{name}: {counts}, up to {longest} bytes; number of tools offered: {[*map(len, engine.asked)]}")
+
+
+@published
+@pytest.mark.timeout(1800)
+def test_a_published_coding_agent_is_trained_on(tmp_path):
+    """The answers of a tiny policy with random weights are of no use, but the trainer gives them the log-probabilities
+    with which they were sampled: its KL to the sampling policy is 0."""
+    tasks = tmp_path / "tasks"
+    for number in range(5):
+        shutil.copytree(TASK, tasks / f"greeting{number}")
+    environment = [
+        "environment=tasks",
+        f"environment.path={tasks}",
+        f"root={tmp_path}",
+        "environment.heldout=0.4",
+        "evaluate.scenarios=null",
+    ]
+    agent = ["agent=command", "agent.max_turns=3", "agent.max_tokens=16", "model.max_length=8192"]
+    flow = [
+        "warmup=none",
+        "rounds=1",
+        "collect.scenarios=2",
+        "collect.group_size=2",
+        "filter=everything",
+        "deploy=none",
+    ]
+    run = subprocess.run(
+        [*[sys.executable, "-m", "flows.run", "+experiment=smoke"], *environment, *agent, *flow, *REWARD],
+        env={**os.environ, "PATH": f"{HARNESSES.resolve()}/mini/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r"^round 1/1 .* KL 0\.0000 .* kept 4 of 4 ", run.stderr, re.MULTILINE), run.stderr
