@@ -71,6 +71,25 @@ def summarise(episodes: EpisodeColumns | Sequence[Trajectory], alpha: float | No
     }
 
 
+def states_success(episodes: EpisodeColumns | Sequence[Trajectory]) -> bool:
+    """Return False if no episode states its success, although some acted and ended by themselves: it is unknown."""
+    finished = _finished(_columns(episodes))
+    acted_N = finished.metric_N("parse_errors") != finished.metric_N("turns")
+    for limit in LIMITS:
+        acted_N &= ~(finished.metric_N(limit) >= 0)
+    return bool(finished.stated_N.any() or not acted_N.any())
+
+
+def without_success(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a summary of episodes of which none states its success: nothing was measured of it."""
+    parts = {
+        by: {name: without_success(part) for name, part in summary[by].items()}
+        for by in ("by_type", "by_difficulty")
+        if by in summary
+    }
+    return {**summary, "success": dict(_EMPTY), "valid_success": dict(_EMPTY), **parts}
+
+
 def paired_difference(
     before: EpisodeColumns | Sequence[Trajectory],
     after: EpisodeColumns | Sequence[Trajectory],

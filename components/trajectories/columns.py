@@ -121,6 +121,12 @@ class EpisodeColumns:
         succeeded = np.array([bool(outcome.get("success", False)) for outcome in outcomes], bool)
         return succeeded[index_N] & ~self.failed_N
 
+    @cached_property
+    def stated_N(self) -> Array:
+        """(N,) True if the environment stated success or no success."""
+        index_N, outcomes = self._outcomes
+        return np.array(["success" in outcome for outcome in outcomes], bool)[index_N]
+
     def metric_N(self, name: str) -> Array:
         """(N,) metric of the episode; NaN if it is missing."""
         return self._mapped("metrics", name)[0]

@@ -84,6 +84,7 @@ def load_evaluations(spec: ExperimentSpec, outcome: RunOutcome) -> EvaluationRes
                 alpha_of(summaries[name], summaries[last]),
             )
             for name in reversed(earlier)
+            if summaries[name]["success"]["n"] and summaries[last]["success"]["n"]
         }
     )
     return EvaluationResults(titles, summaries, episodes, differences)
@@ -324,6 +325,10 @@ def model_folder(export: Artifact) -> Path:
 
 
 def summary_of(evaluation: Artifact) -> dict[str, Any]:
-    """Return the summary of an evaluation."""
+    """Return the summary of an evaluation. Success is measured only if an episode states it."""
+    from components.evaluation.metrics import states_success, without_success
+    from components.trajectories.stored import StoredTrajectories
+
     summary: dict[str, Any] = read_json(evaluation.path / "summary.json")
-    return summary
+    unknown = summary["success"]["mean"] == 0 and not states_success(StoredTrajectories(evaluation.path))
+    return without_success(summary) if unknown else summary

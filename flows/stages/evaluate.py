@@ -26,7 +26,6 @@ from components.specs import Target
 from components.specs.wording import shortened
 from components.tracking.stages import StageTracking
 from components.trajectories.schema import SCHEMA_VERSION, Scenario, Trajectory
-from components.trajectories.truncation import LIMITS
 from flows.stages import judge
 from flows.stages.base import WHOLE, Context, Inputs, Request, Sharding, Stage, StagePart, StageSpec, base_model
 from flows.stages.episodes import Actor, figures, play, scenarios_of, write_times
@@ -244,17 +243,16 @@ def _play(
 
 def _warn_without_success(spec: EvaluateStage, finished: Sequence[Trajectory]) -> None:
     """Log a warning if no episode states its success. finished: episodes without failure."""
-    acted = [episode for episode in finished if episode.metrics.get("parse_errors") != episode.metrics.get("turns")]
-    acted = [episode for episode in acted if not any(limit in episode.metrics for limit in LIMITS)]
-    if not acted or any("success" in episode.outcome for episode in acted):
+    from components.evaluation.metrics import states_success
+
+    if states_success(finished):
         return
     if spec.agent.function is None or spec.actor != "policy":
-        text = "%s sets `success` in the info of no episode, so no episode counts as a success"
+        text = "%s sets `success` in the info of no episode, so its success is unknown"
         log.warning(text, spec.environment.target)
     else:
         text = (
-            "%s returns `success` for no episode, so no episode counts as a success; "
-            'expected {"success": ..., "reward": ...}'
+            '%s returns `success` for no episode, so its success is unknown; expected {"success": ..., "reward": ...}'
         )
         log.warning(text, spec.agent.function.label)
 

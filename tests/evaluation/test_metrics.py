@@ -20,7 +20,9 @@ from components.evaluation.metrics import (
     paired_difference,
     paired_success,
     pass_at_k,
+    states_success,
     summarise,
+    without_success,
 )
 from components.evaluation.policies import error_classes
 from components.evaluation.proportions import newcombe, wilson
@@ -157,6 +159,15 @@ class TestSummarise:
         )
         assert (summary["invalid"]["mean"], summary["invalid"]["n"]) == (0.5, 4)
         assert (summary["valid_success"]["mean"], summary["valid_success"]["n"]) == (0.5, 2)
+
+    def test_success_is_unknown_if_no_episode_that_ended_by_itself_states_it(self):
+        silent, stated = episode("a", outcome={"answer": "5"}), episode("b", outcome={"success": False})
+        assert not states_success([silent])
+        assert states_success([silent, stated])
+        cut = episode("a", outcome={})
+        cut.metrics[TURNS] = 1.0
+        assert states_success([cut]), "an episode that was cut off did not succeed"
+        assert without_success(summarise([silent]))["success"]["mean"] is None
 
     def test_it_is_strict_json(self):
         for rows in (mixed(), mixed()[3:], mixed()[:1], []):

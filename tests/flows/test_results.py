@@ -1,17 +1,21 @@
 """Results of a run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from components.artifacts import Artifact
 from components.errors import SpecError
-from components.trajectories.schema import Scenario, Trajectory
+from components.evaluation.metrics import summarise
+from components.trajectories.schema import Scenario, Score, Trajectory
+from components.trajectories.store import write_scores, write_trajectories
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.requests import Requests
 from flows.recipes.outcome import RunOutcome
-from flows.reporting.report import round_figures, titles_by, titles_of
+from flows.reporting.report import round_figures, summary_of, titles_by, titles_of
 from flows.reporting.results import ReleaseResult, Results, passes_of
 from flows.stages.execute import key_part
 from tests.flows.pretend import spec_of
@@ -139,6 +143,21 @@ def test_the_final_policy_is_called_by_its_round_where_it_is_not_simply_the_last
     for policy, step, title in TITLES:
         spec = spec_of(tmp_path, rounds=4, deploy={"policy": policy})
         assert titles_of(spec, RunOutcome(evaluations, measured, step=step)) == {"start": "start", "final": title}
+
+
+def test_success_that_no_environment_states_is_unknown(tmp_path):
+    """An answer to a prompt without expected answer, as in flow=rlhf."""
+    answer = Trajectory("a/0", Scenario("a", {}, "test"), 0, [], policy="p", outcome={}, reward=0.25)
+    for name, outcome in (("unknown", {}), ("failed", {"success": False})):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_trajectories(folder / "trajectories.parquet", [replace(answer, outcome=outcome)])
+        write_scores(folder / "scores.parquet", [Score("a/0", 0.25)])
+        (folder / "summary.json").write_text(json.dumps(summarise([replace(answer, outcome=outcome)])))
+    unknown, failed = (summary_of(SimpleNamespace(path=tmp_path / name)) for name in ("unknown", "failed"))
+    rows = results(summaries={"start": failed, "final": unknown}).rows()
+    assert [row[1][:5] for row in rows] == ["0.000", "–"]
+    assert rows[1][2] == "0.250"
 
 
 def test_differences_are_told_in_words():
