@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 
 from components.algorithms.continual.spec import EWCSpec, ReplaySpec
@@ -166,7 +167,7 @@ def _required(path: str, filter_: Target) -> dict[str, Target]:
         return {}
     members = filter_.arguments["filters"].items()
     parts = (_required(f"{path}.filters.{name}", member) for name, member in members if isinstance(member, Target))
-    return {path: part for found in parts for path, part in found.items()}
+    return dict(ChainMap(*parts))
 
 
 def _drops_failures(filter_: Target, good_from: float) -> bool:
