@@ -81,14 +81,14 @@ def _start(argv: list[str]) -> None:
     _launch(args, parser)
 
 
-def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Call Hydra, which composes the configuration, sweeps and launches."""
+def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser, mode: str = "RUN") -> None:
+    """Call Hydra, which composes the configuration, and in the mode MULTIRUN sweeps."""
     from hydra import version
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
     from flows.experiment.config_loader import PRIMARY, Loader
-    from flows.experiment.hydra_internals import Hydra, run_app
+    from flows.experiment.hydra_internals import Hydra
 
     version.setbase("1.3")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of exiting
@@ -104,8 +104,9 @@ def _launch(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         elif args.info:
             hydra.show_info(args.info, PRIMARY, args.overrides)
         else:
-            mode = hydra.get_mode(PRIMARY, args.overrides)
-            run_app(not args.multirun, args.multirun, mode, hydra, PRIMARY, job, args.overrides)
+            args.overrides.append(f"hydra.mode={mode}")
+            launch = hydra.run if mode == "RUN" else hydra.multirun
+            launch(config_name=PRIMARY, task_function=job, overrides=args.overrides)
     except HydraException as error:
         _fail(str(error), 2)
     except SystemExit as end:
@@ -133,7 +134,7 @@ def _sweep(
     point_command = shlex.split(COMMAND)
     point_command += ["--config-dir", args.config_dir] if args.config_dir else []
     point_command += [] if args.multirun else ["hydra.mode=RUN"]  # the experiment's config itself requests a sweep
-    code = conduct.conduct(folder, specs, settings, point_command, lambda: _launch(args, parser))
+    code = conduct.conduct(folder, specs, settings, point_command, lambda: _launch(args, parser, "MULTIRUN"))
     if code:
         raise SystemExit(code)
 

@@ -6,15 +6,19 @@ environments is shown as text. Missing and non-finite numbers become a dash.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.pages.episodes import view
 from components.redaction import mask, mask_text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
 COLOURS = 6
@@ -26,6 +30,14 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 def page(template: str, **values: Any) -> str:
     """Render a template as HTML text that can be encoded as UTF-8."""
+    html = _environment().get_template(template).render(values, sections=[], colours=COLOURS)
+    # Models emit lone surrogates, which UTF-8 cannot encode, and control characters, which HTML does not allow.
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", html.encode("utf-8", "replace").decode("utf-8"))
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Return the templates, each compiled once per process."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -36,9 +48,7 @@ def page(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
-    html = environment.get_template(template).render(values, sections=[], colours=COLOURS)
-    # Models emit lone surrogates, which UTF-8 cannot encode, and control characters, which HTML does not allow.
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", html.encode("utf-8", "replace").decode("utf-8"))
+    return environment
 
 
 def percent(value: float | None) -> str:

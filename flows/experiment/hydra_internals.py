@@ -6,7 +6,6 @@ from hydra._internal.config_repository import CachingConfigRepository, ConfigRep
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.grammar.functions import Functions
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import _run_app as run_app
 from hydra._internal.utils import create_config_search_path
 
 BASIC_LAUNCHER = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
@@ -21,5 +20,4 @@ __all__ = [
     "IConfigRepository",
     "create_config_search_path",
     "create_defaults_list",
-    "run_app",
 ]
