@@ -211,14 +211,26 @@ def main():
         def score(self, model, prompt):
             """Answer with the log-probabilities of the model's own weights."""
             sys.path.append(str(Path(__file__).resolve().parents[6]))
-            from components.inference.vllm.proof import reference_logprobs
+            from safetensors.torch import load_file
+
+            from tests.algorithms.plain_llama import PlainLlama
 
             folder = adapters.get(model) or (weights[0 if given.fault == "stale" else -1] if weights else None)
             if given.fault == "stale" and adapters:
                 folder = next(iter(adapters.values()))
             if given.fault == "discarded" and slept.is_set():
                 folder = None
-            logprobs = reference_logprobs(Path(given.model), folder, prompt)
+            base, folder, adapter, scale = Path(given.model), Path(folder or given.model), None, 0.0
+            if (folder / "adapter_config.json").is_file():
+                config = json.loads((folder / "adapter_config.json").read_text())
+                tensors = load_file(folder / "adapter_model.safetensors").items()
+                adapter = {name.replace(".weight", ".default.weight"): tensor.double() for name, tensor in tensors}
+                scale = config["lora_alpha"] / config["r"]
+            llama = PlainLlama(base, scale)
+            if adapter is None:
+                llama.weights.update((k, v.double()) for k, v in load_file(folder / "model.safetensors").items())
+            logprobs_TV = llama.logps(llama.hidden(prompt[:-1], adapter), 1.0)
+            logprobs = logprobs_TV[range(len(prompt) - 1), prompt[1:]].tolist()
             entries = [{str(token): {"logprob": value}} for token, value in zip(prompt[1:], logprobs, strict=True)]
             choice = {"prompt_logprobs": [None, *entries], "token_ids": [0], "finish_reason": "length"}
             return self.say({"model": model, "choices": [choice]})
