@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -17,6 +15,7 @@ from starlette.testclient import TestClient
 
 from components.inference.recording import Feedback
 from components.inference.request_bodies import read_body
+from flows.compare import main as compare
 from flows.release.deployment_ledger import Ledger
 from flows.runs.deployments import main as deployments
 from tests.docs.pages import ROOT, blocks, commands
@@ -25,16 +24,10 @@ PAGE = ROOT / "docs" / "guides" / "production.md"
 TINY = ["size=tiny", "deploy.register_model=true"]
 
 
-def run(command: str, root: Path, *more: str) -> str:
-    """Run a command of the page with the tiny model, below `root`, on any port. Return what it prints."""
-    words = [word.replace("runs/served", str(root / "served")) for word in shlex.split(command)[1:]]
-    words = [word for word in words if not word.startswith("deploy.target.port")]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
-    done = subprocess.run(
-        [sys.executable, *words, *more], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def arguments(command: str, root: Path) -> list[str]:
+    """Return the arguments of a command of the page, with its folders below `root`, on any port."""
+    words = [word.replace("runs/served", str(root / "served")) for word in shlex.split(command)[3:]]
+    return [word for word in words if not word.startswith("deploy.target.port")]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed (Node.js 20 or later)")
@@ -54,10 +47,15 @@ def test_the_buttons_of_the_page_send_valid_feedback():
 
 
 @pytest.mark.timeout(1800)
-def test_the_loop_closes_in_three_commands(tmp_path, capsys):
-    train, again, compare, *_ = commands(PAGE)
-    settings = [*TINY, f"root={tmp_path}"]
-    result = json.loads(run(train, tmp_path, *settings).splitlines()[-1])
+def test_the_loop_closes_in_three_commands(tmp_path, command, capsys):
+    train, again, comparison, *_ = commands(PAGE)
+
+    def run(line: str, *more: str) -> dict:
+        code, out, errors = command(*arguments(line, tmp_path), *TINY, f"root={tmp_path}", *more)
+        assert code == 0, errors
+        return json.loads(out.splitlines()[-1])
+
+    result = run(train)
     assert result["deployment"]["state"] == "deployed"
     active = Ledger(tmp_path, "shop").active()
     assert active is not None
@@ -75,11 +73,11 @@ def test_the_loop_closes_in_three_commands(tmp_path, capsys):
             assert page.post("/feedback", json={"answer": "unknown", "score": 1}).status_code == 404
     finally:
         deployments([f"root={tmp_path}", "--stop", "shop"])
-    capsys.readouterr()
     # Random weights write special tokens, which fail a check of the import.
-    result = json.loads(run(again, tmp_path, *settings, "data.max_dropped=1").splitlines()[-1])
+    result = run(again, "data.max_dropped=1")
     assert result["stages"]["import"] == "ran"
     assert result["stages"]["evaluate[start]"] == "cached"  # of the served policy
-    versions = json.loads(run(compare, tmp_path, "--json"))["versions"]
+    assert compare([*arguments(comparison, tmp_path), "--json"]) == 0
+    versions = json.loads(capsys.readouterr().out)["versions"]
     counts = {version["version"]: (version["conversations"], version["scored"]) for version in versions}
     assert counts == {"1": (17, 9)}  # the second answer to a question is a conversation of its own
