@@ -50,8 +50,8 @@ class JudgedCollection:
     scores: Sequence[Score]
     """Scores in any order; their components are the labels of the heads."""
     predicted: Mapping[str, float | None] | None = None
-    """Rewards that a reward model predicted, by trajectory id: only the pairs that these order wrongly are examples
-    (adversarial examples). None: all pairs are."""
+    """Rewards that a reward model predicted, by trajectory id: only scenarios that these order wrongly are examples
+    (adversarial examples). None: all are."""
 
 
 @dataclass(frozen=True, kw_only=True)

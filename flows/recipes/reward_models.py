@@ -4,8 +4,8 @@ They learn from episodes of the run that the declared reward scores, or from pre
 (`reward_model.data`). During training the policy moves away from the episodes that its reward model was trained on.
 With `reward_model.every` the models follow the policy (arXiv:2203.02155, section 3.1): the declared reward scores new
 episodes of the current policy, and each model is trained further from its last state. With `reward_model.adversarial`
-it also judges the episodes of the rounds: the models train on the pairs that they ordered wrongly, which the policy
-exploits.
+it also judges the episodes of the rounds: the models train on the scenarios whose episodes they ordered wrongly, which
+the policy exploits.
 
 Labels: `train[reward]` before the rounds, `train[reward 2]` for the second model of an ensemble, and `train[reward@r]`
 after round r, with step r; `judge[adversarial@r]` for the episodes of round r.

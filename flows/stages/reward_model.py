@@ -36,7 +36,7 @@ class RewardModelStage(StageSpec):
 
 def train_reward(spec: RewardModelStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write a reward model. Inputs: `trajectories`, `scores`; `trajectories-N`, `scores-N`, those of N collections ago,
-    to train on again; `predicted-N`, other scores of that collection: only pairs that these order wrongly are used;
+    to train on again; `predicted-N`, other scores of that collection: only scenarios that these order wrongly are used;
     `start`, the checkpoint whose adapter initializes the model, or the reward model to train
     further."""
     from components.algorithms.reward_models.trainer import train_reward_model

@@ -427,21 +427,21 @@ def test_episodes_of_different_collections_are_never_a_pair(chat):
 
 
 @pytest.mark.parametrize("spec", [RewardModelSpec(held_out=0.25), ProcessRewardModelSpec(held_out=0.25)])
-def test_adversarial_examples_are_the_pairs_that_the_predicted_rewards_order_wrongly(chat, spec):
+def test_adversarial_examples_are_the_scenarios_that_the_predicted_rewards_order_wrongly(chat, spec):
     trajectories = task(8)  # rewards 0, 1, 1, 2 in each scenario
-    predicted = {one.id: -one.reward if one.sample == 3 else one.reward for one in trajectories}  # the best looks worst
-    predicted.pop(trajectories[3].id)  # unscored by the model
+    predicted = {one.id: one.reward for one in trajectories}
+    for best in trajectories[7:28:4]:  # those of six scenarios look worse than the others
+        predicted[best.id] = -1.0
+    predicted[trajectories[7].id] = None  # unscored by the model
+    wrong = {one.group for one in trajectories[8:28]}
     attacked = dataclasses.replace(judged(trajectories)[0], predicted=predicted)
     found = gather(spec, chat, [*judged(trajectories), attacked], 128, seed=0)
-    pairs = found.compared_adversarial
-    assert {(pair.better.trajectory.sample, pair.worse.trajectory.sample) for pair in pairs} == {(3, 0), (3, 1), (3, 2)}
-    assert {pair.better.trajectory.group for pair in pairs} == found.split.held_out - {trajectories[3].group}
-    assert (found.counts["heldout_pairs_adversarial"], found.compared_earlier) == (float(len(pairs)), [])
-    of_a_scenario = 4 if spec.learns_turn_labels else 3  # its episodes, or its pairs
-    assert found.counts["adversarial_examples"] == 7 * of_a_scenario
+    assert {pair.better.trajectory.group for pair in found.compared_adversarial} == found.split.held_out & wrong
+    assert (len(found.compared_adversarial), found.compared_earlier) == (5 * len(found.split.held_out & wrong), [])
+    of_a_scenario = 4 if spec.learns_turn_labels else 5  # its episodes, or its pairs
+    assert found.counts["adversarial_examples"] == len(wrong) * of_a_scenario
     plain = gather(spec, chat, judged(trajectories), 128, seed=0)
-    added = 6 - (trajectories[3].group in found.split.trained)
-    assert len(found.train) == len(plain.train) + added * of_a_scenario
+    assert len(found.train) == len(plain.train) + len(found.split.trained & wrong) * of_a_scenario
 
 
 def test_a_scenario_never_changes_sides(chat):

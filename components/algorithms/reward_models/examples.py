@@ -6,8 +6,9 @@ other, because a judge may have ranked them relative to each other. The split of
 trained further never trains on a held-out scenario, and is never evaluated on a training scenario. `scenarios.json` of
 a reward model records the split.
 
-A collection with predicted rewards contributes adversarial examples: pairs whose worse episode has the higher predicted
-reward, or the episodes of such pairs.
+A collection with predicted rewards contributes adversarial examples: all examples of the scenarios in which a worse
+episode has the higher predicted reward. The pairs that are ordered wrongly alone would be a biased sample: a model that
+trains on them learns to order the others wrongly.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class RewardModelData:
     compared_earlier: list[Pair]
     """Pairs of held-out scenarios from the earlier collections without predicted rewards."""
     compared_adversarial: list[Pair]
-    """Adversarial pairs of held-out scenarios."""
+    """Pairs of held-out scenarios from the collections with predicted rewards."""
     episodes: list[RewardEpisode]
     """Episodes that are trained on."""
     split: ScenarioSplit
@@ -219,15 +220,15 @@ def _read(spec: RewardTrainingSpec, chat: ChatFormat, judged: JudgedCollection, 
     ]
     labelled = _labelled(spec, readable, by_id) if spec.learns_turn_labels else []
     if judged.predicted is not None:
-        compared = [pair for pair in compared if _misled(pair, judged.predicted)]
-        misordered = {id(unit) for pair in compared for unit in pair.episodes}
-        labelled = [example for example in labelled if id(example.episode) in misordered]
+        misordered = {_scenario(pair) for pair in compared if _misordered(pair, judged.predicted)}
+        compared = [pair for pair in compared if _scenario(pair) in misordered]
+        labelled = [example for example in labelled if _scenario(example) in misordered]
     examples: list[Example] = [*labelled] if spec.learns_turn_labels else [*compared]
     counts = {head: len(labels) for head, labels in values.items()}
     return _Read(examples, compared, len(finished), len(readable), counts, judged.predicted is not None)
 
 
-def _misled(pair: Pair, predicted: Mapping[str, float | None]) -> bool:
+def _misordered(pair: Pair, predicted: Mapping[str, float | None]) -> bool:
     """Return True if the worse episode of the pair has the higher predicted reward."""
     better, worse = (predicted.get(unit.trajectory.id) for unit in pair.episodes)
     return better is not None and worse is not None and worse > better

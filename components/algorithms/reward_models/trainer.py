@@ -61,7 +61,7 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
     the higher score (`heldout_accuracy`), also by epoch, with the calibration of the scores (`pair_accuracy`). A model
     that is trained further also reports `heldout_accuracy_before`, the accuracy before this training; with earlier
     collections, `heldout_accuracy_earlier` is the accuracy on their pairs; `heldout_accuracy_adversarial` that on pairs
-    that the predicted rewards ordered wrongly.
+    of adversarial examples.
     Raises ArtifactError if a head of a new model has no training example or `start` does not fit, and TrainingDiverged
     if a guard stops the training; then nothing is written.
     """
