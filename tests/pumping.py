@@ -7,6 +7,7 @@ end with which the match fails.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from re import _constants as sre  # type: ignore[attr-defined]
@@ -25,8 +26,9 @@ _CATEGORIES = {
 _ANY = "".join(map(chr, range(32, 127))) + "\n\t\x01\x1b\u0660é\ud83d"
 
 
-def pumps(pattern: str, flags: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield (prefix, pump) of each repetition, and of parts of the pattern in which a search can begin again."""
+@functools.cache
+def pumps(pattern: str, flags: int = 0) -> list[tuple[str, str]]:
+    """Return (prefix, pump) of each repetition, and of parts of the pattern in which a search can begin again."""
     tree = _parser.parse(pattern, flags)
     found: dict[tuple[str, str], None] = {}
     _walk(list(tree), "", found)
@@ -36,9 +38,7 @@ def pumps(pattern: str, flags: int = 0) -> Iterator[tuple[str, str]]:
     for cut in range(1, min(len(whole), 24) + 1):
         found["", whole[:cut]] = None
         found["\n", whole[:cut] + "\n"] = None
-    for prefix, pump in list(found):
-        if pump:
-            yield prefix, pump
+    return [(prefix, pump) for prefix, pump in found if pump]
 
 
 def texts(pattern: str, size: int, flags: int = 0) -> Iterator[str]:
