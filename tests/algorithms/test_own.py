@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +13,10 @@ from components.errors import SpecError
 from components.specs import validate
 from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
+from flows.plan import main as plan
 from flows.stages.train import TrainStage
 from tests.algorithms.builders import MODEL, batch, train, write_start
-from tests.docs.pages import ROOT, commands, own_package
+from tests.docs.pages import ROOT, commands, own_package, words
 from tests.flows.test_online_rl import DATA
 
 PAGE = ROOT / "docs" / "guides" / "own_algorithm.md"
@@ -102,20 +100,12 @@ def test_it_trains_a_step(home, base_dir, tmp_path):
     assert (tmp_path / "out" / weights).read_bytes() != (start / weights).read_bytes()
 
 
-def shell(home: Path, command: str) -> str:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
-    variables |= {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{variables['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=1500
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_command_of_the_page_runs_and_the_plan_finds_the_run(home):
-    (command,) = commands(PAGE)
-    stages = json.loads(shell(home, f"{command} root={home}/runs").splitlines()[-1])["stages"]
-    assert stages["train[1]"] == "ran"
-    plan = shell(home, f"{command.replace('flows.run', 'flows.plan')} root={home}/runs")
-    [line] = [line for line in plan.splitlines() if line.split()[:1] == ["train[1]"]]
+def test_the_command_of_the_page_runs_and_the_plan_finds_the_run(home, command, capsys):
+    (line,) = commands(PAGE)
+    arguments = [word.replace("~", str(home)) for word in words(line)[3:]]
+    code, out, errors = command(*arguments, f"root={home}/runs")
+    assert code == 0, errors
+    assert json.loads(out.splitlines()[-1])["stages"]["train[1]"] == "ran"
+    plan([*arguments, f"root={home}/runs"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["train[1]"]]
     assert "cached" in line
