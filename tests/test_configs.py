@@ -158,7 +158,6 @@ JUDGES = {
 PACKAGES = {
     "alfworld": "fast_downward",
     "babyai": "minigrid",
-    "curriculum": "reasoning_gym",
     "gym": "gymnasium",
     "math": "math_verify",
     "mcp": "mcp",

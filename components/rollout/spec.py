@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from components.rollout.formats import MAX_OBSERVATION, Name, Presentation
 from components.sandbox import Limits
@@ -114,6 +114,12 @@ class AgentSpec(Spec):
     @classmethod
     def _expand_path(cls, value: Any) -> Any:
         return {"_target_": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `by_environment=false`, so that it does not change stage keys."""
+        data: dict[str, Any] = serialize(self)
+        return data if self.by_environment else {k: v for k, v in data.items() if k != "by_environment"}
 
     @property
     def own(self) -> str | None:

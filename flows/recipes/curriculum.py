@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -25,16 +25,17 @@ def curriculum(
     levels: Annotated[list[int | str], Field(min_length=1)],
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.8,
     unlocked: Annotated[int, Field(ge=1)] = 1,
+    warmup_levels: Annotated[int, Field(ge=1)] | None = None,
 ) -> PolicyVersion:
-    """Train on the first levels, and on one more after each round whose success rate reaches the threshold. The warmup
-    demonstrates the first level alone; evaluations are on the whole of `environment`.
+    """Train on the first levels, and on one more after each round whose success rate reaches the threshold. Evaluations
+    are on the whole of `environment`. Report `levels unlocked` at the end.
 
     levels: from easy to hard: difficulties, or names of the environments of a mixture. threshold: success rate of a
-    round at which the next level is added. unlocked: number of levels of the first round. Report `levels unlocked` at
-    the end. Raises SpecError for levels that the environment does not have."""
-    _refuse(spec, levels, unlocked)
+    round at which the next level is added. unlocked: number of levels of the first round. warmup_levels: number of
+    levels that the warmup demonstrates; null: all. Raises SpecError for levels that the environment does not have."""
+    _refuse(spec, levels, {"unlocked": unlocked, "warmup_levels": warmup_levels or 1})
     run.refuse_overlap()
-    policy, _ = run.warm_up(run.begin(), run.using(environment=_environment(spec, levels[:1])))
+    policy, _ = run.warm_up(run.begin(), run.using(environment=_environment(spec, levels[:warmup_levels])))
     for round in run.rounds(policy):
         data = round.gather(run.using(environment=_environment(spec, levels[:unlocked])))
         round.train(data)
@@ -53,9 +54,9 @@ def _environment(spec: ExperimentSpec, levels: Sequence[int | str]) -> Target:
     return environment.with_arguments(difficulties=list(levels))
 
 
-def _refuse(spec: ExperimentSpec, levels: Sequence[int | str], unlocked: int) -> None:
-    """Raise SpecError for an environment without levels, a level that it does not have, and more levels unlocked than
-    there are."""
+def _refuse(spec: ExperimentSpec, levels: Sequence[int | str], counts: Mapping[str, int]) -> None:
+    """Raise SpecError for an environment without levels, a level that it does not have, and a number of levels by key
+    that is larger than there are."""
     environment = spec.required_environment
     if environment.factory() is Mixture:
         kind, known = "environments", list(environment.arguments["environments"])
@@ -70,7 +71,8 @@ def _refuse(spec: ExperimentSpec, levels: Sequence[int | str], unlocked: int) ->
             hint = f". Did you mean {near}?" if (near := nearest(level, known)) else ""
             expected = f"expected some of the {kind} {', '.join(map(str, known))}"
             problems.append(Problem("flow.levels", f"{level}: not in environment.{kind}; {expected}{hint}"))
-    if unlocked > len(levels):
-        problems.append(Problem("flow.unlocked", f"{unlocked}: there are {len(levels)} levels; expected at most these"))
+    for key, count in counts.items():
+        if count > len(levels):
+            problems.append(Problem(f"flow.{key}", f"{count}: flow.levels has {len(levels)}; expected at most these"))
     if problems:
         raise SpecError(problems)
