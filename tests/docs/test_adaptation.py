@@ -13,6 +13,7 @@ from tests.docs.test_production import run
 PAGE = ROOT / "docs" / "guides" / "adaptation.md"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_forks_of_one_policy_adapt_to_a_person_a_domain_and_new_tools(tmp_path):
     rated = [{"prompt": f"Order {n}?", "completion": "It is on its way.", "label": n % 2 == 0} for n in range(8)]
