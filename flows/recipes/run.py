@@ -85,8 +85,8 @@ class Run(StageCalls):
     def _report_costs(self) -> None:
         """Report the mean of each cost that the algorithm limits, in the held-out episodes of the final policy, and
         if it is within its limit (1 or 0)."""
-        metrics = self.outcome.last.metrics
         for name, cost in self.spec.algorithm.constraints.items():
+            metrics = self.outcome.last.metrics
             mean = metrics.get(name, metrics.get(f"components/{name}"))
             self.report(f"held-out {name}", mean)
             self.report(f"held-out {name} within its limit", None if mean is None else float(mean <= cost.limit))
