@@ -45,11 +45,11 @@ def _exported(model: FrozenModelSpec, spec: ExperimentSpec, store: Store, path: 
     """Return the model as the folder of the exported policy of its run. path: of its settings, for messages."""
     runs = [run for run in Records(spec.root).all() if run.status == "FINISHED" and _named(run, model.name)]
     if not runs:
+        run = "+experiment=NAME" + ("" if model.name == LATEST else f" name={model.name}")
         raise SpecError.at(
             f"{path}.name",
             f"{model.name!r} is no finished run below {spec.root}, and {path}.source=run needs one; run it "
-            f"first: python -m flows.run +experiment={'NAME' if model.name == LATEST else model.name}, or set "
-            f"{path}.source=hub for a folder",
+            f"first: python -m flows.run {run}, or set {path}.source=hub for a folder",
         )
     keys = [stage.key for stage in runs[0].stages if stage.label == EXPORT]
     artifact = store.find(keys[-1]) if keys else None

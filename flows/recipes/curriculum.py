@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -33,7 +34,7 @@ def curriculum(
     levels: from easy to hard: difficulties, or names of the environments of a mixture. threshold: success rate of a
     round at which the next level is added. unlocked: number of levels of the first round. warmup_levels: number of
     levels that the warmup demonstrates; null: all. Raises SpecError for levels that the environment does not have."""
-    _refuse(spec, levels, {"unlocked": unlocked, "warmup_levels": warmup_levels or 1})
+    _refuse(spec, levels, {"unlocked": unlocked, "warmup_levels": warmup_levels})
     run.refuse_overlap()
     policy, _ = run.warm_up(run.begin(), run.using(environment=_environment(spec, levels[:warmup_levels])))
     for round in run.rounds(policy):
@@ -54,9 +55,9 @@ def _environment(spec: ExperimentSpec, levels: Sequence[int | str]) -> Target:
     return environment.with_arguments(difficulties=list(levels))
 
 
-def _refuse(spec: ExperimentSpec, levels: Sequence[int | str], counts: Mapping[str, int]) -> None:
-    """Raise SpecError for an environment without levels, a level that it does not have, and a number of levels by key
-    that is larger than there are."""
+def _refuse(spec: ExperimentSpec, levels: Sequence[int | str], counts: Mapping[str, int | None]) -> None:
+    """Raise SpecError for an environment without levels, a level that it does not have or that is repeated, a number of
+    levels by key that is larger than there are, and one for a warmup that there is not."""
     environment = spec.required_environment
     if environment.factory() is Mixture:
         kind, known = "environments", list(environment.arguments["environments"])
@@ -66,13 +67,17 @@ def _refuse(spec: ExperimentSpec, levels: Sequence[int | str], counts: Mapping[s
     else:
         raise SpecError([Problem("flow", f"curriculum: {environment.target} has no difficulties to choose from")])
     problems = []
+    if repeated := [level for level, number in Counter(levels).items() if number > 1]:
+        problems.append(Problem("flow.levels", f"{repeated[0]}: repeated; expected each level once"))
+    if counts["warmup_levels"] is not None and spec.warmup is None:
+        problems.append(Problem("flow.warmup_levels", "set, but there is no warmup; expected null, or warmup=sft"))
     for level in levels:
         if level not in known:
             hint = f". Did you mean {near}?" if (near := nearest(level, known)) else ""
             expected = f"expected some of the {kind} {', '.join(map(str, known))}"
             problems.append(Problem("flow.levels", f"{level}: not in environment.{kind}; {expected}{hint}"))
     for key, count in counts.items():
-        if count > len(levels):
+        if count is not None and count > len(levels):
             problems.append(Problem(f"flow.{key}", f"{count}: flow.levels has {len(levels)}; expected at most these"))
     if problems:
         raise SpecError(problems)

@@ -135,6 +135,14 @@ REFUSED = [
     ({"flow": {**CURRICULUM, "threshold": -0.1}, "environment": TICTACTOE}, "flow.threshold: -0.1: expected at"),
     ({"flow": {**CURRICULUM, "levels": [1, 9]}, "environment": TICTACTOE}, "flow.levels: 9: .* difficulties 1, 2, 3,"),
     ({"flow": {**CURRICULUM, "unlocked": 4}, "environment": TICTACTOE}, "flow.unlocked: 4: flow.levels has 3"),
+    (
+        {"flow": {**CURRICULUM, "levels": [1, 2, 1]}, "environment": TICTACTOE},
+        "flow.levels: 1: repeated; expected each",
+    ),
+    (
+        {"flow": {**CURRICULUM, "warmup_levels": 1}, "environment": TICTACTOE, "warmup": None},
+        "flow.warmup_levels: set, but there is no warmup",
+    ),
     ({**CONTINUAL, "flow": {**BY_ENVIRONMENT, "levels": ["gess"]}}, "flow.levels: gess: .* Did you mean guess"),
     ({"flow": CURRICULUM, "environment": TICTACTOE, **OVERLAP}, "collect.overlap: 1: flow=curriculum chooses the env"),
     ({**CONTINUAL, "replay": None, "ewc": None, **OVERLAP}, "collect.overlap: 1: flow=continual chooses the environm"),

@@ -65,7 +65,7 @@ def test_rewards_that_judge_a_finished_run_again_may_name_it(tmp_path):
 def test_a_run_that_does_not_exist_is_named_with_the_command_that_makes_it(tmp_path):
     for path in PATHS:
         spec = student(path, tmp_path, "self_evolve")
-        with pytest.raises(SpecError, match=r"python -m flows.run \+experiment=self_evolve") as caught:
+        with pytest.raises(SpecError, match=r"python -m flows.run \+experiment=NAME name=self_evolve") as caught:
             resolve(spec, Store(tmp_path / "artifacts"))
         assert caught.value.problems[0].path == f"{path}.name"
 
