@@ -78,7 +78,7 @@ class TestWhereTheAnswerIs:
         for where in ["", "tag:", "tag:a b", "call:submit", "outcome.", "last", "tag", "call:.x"]:
             with (
                 subtests.test(where=where),
-                pytest.raises(SpecError, match=r"reward\.answer: .* is no place of an answer; expected text, messages, "),
+                pytest.raises(SpecError, match=r"reward\.answer: .* is no place of an answer; expected text, messages"),
             ):
                 Exact(where)
 
