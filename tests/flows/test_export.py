@@ -18,7 +18,7 @@ from components.trajectories.schema import Failure, History, Message, Scenario, 
 from components.trajectories.store import load_scored
 from flows.experiment.requests import Requests
 from flows.history.records import RunRecord, StageRecord, recording
-from flows.runs.export import FORMS, JUDGEMENTS, main, scored_stages
+from flows.runs.export import FORMS, GRADES, JUDGEMENTS, main, scored_stages
 from flows.stages import STAGES
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
@@ -89,7 +89,7 @@ def content(artifact) -> list:
 
 def test_an_export_imports_as_the_same_examples(tmp_path, capsys):
     exported = {name for name, form in ROW_FORMS.items() if form.write is not None} | {PARQUET}
-    assert set(FORMS) - {JUDGEMENTS} == exported == set(SOURCES)
+    assert set(FORMS) - {JUDGEMENTS, GRADES} == exported == set(SOURCES)
     for form, source in SOURCES.items():
         root, out = tmp_path / form, tmp_path / form / "out"
         context = Context.at(root)
@@ -180,8 +180,8 @@ def test_episodes_without_a_row_are_not_counted_as_exported(tmp_path, capsys):
     assert "2 that the form cannot express" in capsys.readouterr().err
 
 
-def test_judgements_are_the_questions_of_ruler_answered_with_the_rewards(tmp_path, capsys):
-    """A judge that answers as the rows do gives each episode its reward."""
+def test_judgements_and_grades_are_questions_of_judges_answered_with_the_rewards(tmp_path, capsys):
+    """A judge that answers as the rows of RULER do gives each episode its reward. Distinct episodes have one grade."""
     sampled = [
         Trajectory(f"a/{i}", Scenario("a", {}, "train"), i, [History(talk(text))], policy="abc", reward=reward)
         for i, (text, reward) in enumerate([("good", 1.0), ("bad", 0.25), ("good", 1.0)])
@@ -197,6 +197,9 @@ def test_judgements_are_the_questions_of_ruler_answered_with_the_rewards(tmp_pat
 
     with judge_server(answer) as server:
         assert [score.reward for score in scores(Ruler(spec(server)), sampled)] == [1.0, 0.25, 1.0]
+    assert main(["latest", "--form", GRADES, "--out", str(tmp_path / "grades"), f"root={root}"]) == 0
+    lines = (tmp_path / "grades" / "train.jsonl").read_text().splitlines()
+    assert [json.loads(json.loads(line)["messages"][-1]["content"]) for line in lines] == [{"grade": 10.0}, {"grade": 2.5}]
 
 
 def test_parquet_holds_all_histories_and_an_import_drops_their_tokens(judged, tmp_path, capsys):
