@@ -198,8 +198,8 @@ def test_judgements_and_grades_are_questions_of_judges_answered_with_the_rewards
     with judge_server(answer) as server:
         assert [score.reward for score in scores(Ruler(spec(server)), sampled)] == [1.0, 0.25, 1.0]
     assert main(["latest", "--form", GRADES, "--out", str(tmp_path / "grades"), f"root={root}"]) == 0
-    lines = (tmp_path / "grades" / "train.jsonl").read_text().splitlines()
-    assert [json.loads(json.loads(line)["messages"][-1]["content"]) for line in lines] == [{"grade": 10.0}, {"grade": 2.5}]
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "grades" / "train.jsonl").read_text().splitlines()]
+    assert [json.loads(row[-1]["content"])["grade"] for row in rows] == [10.0, 2.5]
 
 
 def test_parquet_holds_all_histories_and_an_import_drops_their_tokens(judged, tmp_path, capsys):
