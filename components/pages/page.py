@@ -30,18 +30,18 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 def page(template: str, **values: Any) -> str:
     """Render a template as HTML text that can be encoded as UTF-8."""
-    html = _environment().get_template(template).render(values, sections=[], colours=COLOURS)
+    html = _environment(TEMPLATES).get_template(template).render(values, sections=[], colours=COLOURS)
     # Models emit lone surrogates, which UTF-8 cannot encode, and control characters, which HTML does not allow.
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", html.encode("utf-8", "replace").decode("utf-8"))
 
 
 @functools.cache
-def _environment() -> Environment:
-    """Return the templates, each compiled once per process."""
+def _environment(folder: Path) -> Environment:
+    """Return the templates of a folder, each compiled once per process."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

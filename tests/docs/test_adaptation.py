@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT, commands
-from tests.docs.test_production import run
 
 PAGE = ROOT / "docs" / "guides" / "adaptation.md"
 
@@ -36,4 +38,7 @@ def test_forks_of_one_policy_adapt_to_a_person_a_domain_and_new_tools(tmp_path):
 def tiny(command: str, root: Path, *more: str) -> dict:
     """Run a command of the page with the tiny model and its files below `root`. Return its result line."""
     command = command.replace("data.path=", f"data.path={root}/").replace("rounds=12", "rounds=2")
-    return json.loads(run(command, root, "size=tiny", f"root={root}/runs", *more).splitlines()[-1])
+    words = [*shlex.split(command)[1:], "size=tiny", f"root={root}/runs", *more]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

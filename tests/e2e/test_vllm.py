@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_smollm2 import CODE, SHORT
+from tests.e2e.test_smollm2 import SHORT
 
+CODE = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 
