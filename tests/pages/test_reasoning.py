@@ -26,7 +26,7 @@ def sample():
 
 def test_reports_show_it_folded_and_escaped(tmp_path, monkeypatch):
     (tmp_path / "talk.html.j2").write_text('{% from "parts.html.j2" import talk %}{{ talk(episode) }}')
-    monkeypatch.setattr(pages, "TEMPLATES", [tmp_path, pages.TEMPLATES])
+    monkeypatch.setattr(pages, "TEMPLATES", (tmp_path, pages.TEMPLATES))
     html = pages.page("talk.html.j2", episode=view(sample()))
     assert "<summary>Reasoning: 2 &amp; 3 are &lt;five&gt;</summary>" in html
 
