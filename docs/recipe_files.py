@@ -1,10 +1,11 @@
 """Files that some recipes are shown to learn from, made by commands.
 
-`games`: games of tic-tac-toe that the warmed-up policy of seed 0 plays. `flows.runs export` writes them in the form
-that a recipe reads; `docs.simulated_annotator` writes choices between two games of a scenario.
+`shop`: conversations of SmolLM2 with the customers of the shop, after its warmup of seed 0. `flows.runs export` writes
+them in the form that a recipe reads. `games`: games of tic-tac-toe that a warmed-up policy of seed 0 plays;
+`docs.simulated_annotator` writes choices between two games of a scenario.
 
 `python -m docs.recipes run dpo` makes the file, unless this process has, and runs the recipe on it with the arguments
-of RECIPES, for each seed: the policies of seeds 1 and 2 learn from games that another policy played.
+of RECIPES, for each seed: the policies of seeds 1 and 2 learn from episodes of another policy.
 """
 
 from __future__ import annotations
@@ -78,38 +79,32 @@ GAMES = SourceRun(
     ("+experiment=tic_tac_toe", "rounds=1", "collect.scenarios=2048", "collect.group_size=4"),
     1,
 )
+SHOP = SourceRun("shop", ("+experiment=quickstart", "rounds=1", "collect.scenarios=64", "deploy=none"), 1)
+EPISODES = (
+    "environment=shop",
+    "agent.max_turns=5",
+    "agent.max_tokens=24",
+    "evaluate.scenarios=96",
+    "evaluate.concurrency=128",
+    "deploy=none",
+)
+"""Evaluation of `quickstart`, in which the policy after the file is compared with that before it."""
 
 
-def _game(form: str, *arguments: str) -> RecipeFile:
-    return RecipeFile(GAMES, form, ("+task=tic_tac_toe", "algorithm.pack_tokens=4096", *arguments))
+def _shop(form: str, *arguments: str) -> RecipeFile:
+    return RecipeFile(SHOP, form, (*EPISODES, *arguments))
 
 
 RECIPES = {
-    "dpo": _game("preference", "warmup=sft", "algorithm.learning_rate=3e-4", "algorithm.batch_size=32"),
-    "ipo": _game(
-        "preference",
-        "warmup=sft",
-        "algorithm.learning_rate=3e-4",
-        "algorithm.batch_size=32",
-        "algorithm.beta=1",
-        "algorithm.epochs=2",
-        "algorithm.decay=linear",
-    ),
-    "orpo": _game("preference", "warmup=sft", "algorithm.learning_rate=1e-3", "algorithm.epochs=2"),
-    "kto": _game(
-        "thumbs", "warmup=sft", "algorithm.learning_rate=3e-5", "algorithm.batch_size=64", "algorithm.bad_weight=0.3"
-    ),
-    "ranking": _game("ranking", "warmup=sft", "algorithm.learning_rate=3e-4", "algorithm.batch_size=64"),
+    "dpo": _shop("preference", "warmup=sft"),
+    "ipo": _shop("preference", "warmup=sft"),
+    "orpo": _shop("preference", "warmup=sft"),
+    "kto": _shop("thumbs", "warmup=sft"),
+    "ranking": _shop("ranking", "warmup=sft"),
     "feedback": RecipeFile(GAMES, CHOICES, ()),
-    "sft": _game(
-        "messages",
-        "warmup=sft",
-        "algorithm.learning_rate=2e-3",
-        "algorithm.batch_size=16",
-        "algorithm.epochs=4",
-    ),
+    "sft": _shop("messages"),
 }
-"""Files by recipe. The arguments hold what a model of one million weights needs."""
+"""Files by recipe, and the arguments without which there is nothing to evaluate."""
 _EXPORT = Lock()
 
 
