@@ -21,7 +21,7 @@ from components.algorithms.reward_models import losses as reward_losses
 from components.algorithms.reward_models import model as reward_model
 from components.algorithms.reward_models.data import episode, packs
 from components.algorithms.reward_models.examples import LabelledEpisode, Pair, gather
-from components.algorithms.reward_models.model import RewardModel
+from components.algorithms.reward_models.model import RewardModel, load
 from components.algorithms.reward_models.pair_accuracy import calibration
 from components.algorithms.reward_models.spec import ProcessRewardModelSpec, RewardModelSpec, RewardTrainingSpec
 from components.algorithms.reward_models.trainer import backward
@@ -62,9 +62,9 @@ def judged(trajectories: list[Trajectory], components=lambda trajectory: {}) -> 
     return [JudgedCollection(trajectories, scores_of(trajectories, components))]
 
 
-def make(base_dir: Path, heads=("overall",), seed: int = 0) -> RewardModel:
+def make(base_dir: Path, heads=("overall",), seed: int = 0, hidden_units: int | None = None) -> RewardModel:
     """Return a reward model with a non-zero adapter and biases."""
-    model = RewardModel(base_dir, MODEL, heads, seed)
+    model = RewardModel(base_dir, MODEL, heads, seed, hidden_units=hidden_units)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in model.parameters.items():
@@ -106,7 +106,7 @@ def test_loss_and_gradient_are_trls(base_dir, chat, margin, centering):
     classifier = LlamaForSequenceClassification(inner.config)
     classifier.model = inner.model
     with torch.no_grad():
-        classifier.score.weight.copy_(ours.weight_HD)
+        classifier.score.weight.copy_(ours.weight_HM)
     rows = [pair.better for pair in pairs] + [pair.worse for pair in pairs]
     tokens = [torch.tensor(episode.streams[0].token_ids) for episode in rows]
     assert len({len(row) for row in tokens}) > 1
@@ -152,8 +152,9 @@ def _turns(trajectory: Trajectory) -> list[int]:
         RewardModelSpec(**COMMON, heads={"overall": 1.0, "kind": 0.5}, centering=0.1, margin="reward"),
         ProcessRewardModelSpec(**COMMON, heads={"overall": 1.0, "kind": 0.5}),
         ProcessRewardModelSpec(**COMMON, heads={"overall": 1.0, "kind": 0.5}, loss="comparison", pairs="best_worst"),
+        ProcessRewardModelSpec(**COMMON, heads={"overall": 1.0, "kind": 0.5}, hidden_units=5),
     ],
-    ids=["episodes", "turns", "turns, compared"],
+    ids=["episodes", "turns", "turns, compared", "hidden layer"],
 )
 def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
     """Two-turn episodes with an observation between the turns, one sequence at a time; each head has its own labels."""
@@ -163,20 +164,24 @@ def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
         trajectory.step_rewards = [0.1 * index, 1.0 - 0.2 * index]
         labels[trajectory.id] = {"kind": (index * 5) % 7 / 7, "kind/0": 0.3 * index}  # kind/1 is never labelled
     assert list(spec.heads) == ["kind", "overall"]
-    model = make(base_dir, list(spec.heads))
+    model = make(base_dir, list(spec.heads), hidden_units=spec.hidden_units)
     data = gather(spec, chat, judged(trajectories, lambda trajectory: labels[trajectory.id]), 128, seed=0)
     measured, _ = backward(spec, model, data.train)
 
     plain = plain_model(base_dir, model)
-    weight = model.weight_HD.detach().clone().requires_grad_()
+    weight = model.weight_HM.detach().clone().requires_grad_()
     bias = model.bias_H.detach().clone().requires_grad_()
+    layer = torch.nn.Identity()
+    if spec.hidden_units:
+        layer = torch.nn.Sequential(torch.nn.Linear(model.hidden_layer.in_features, spec.hidden_units), torch.nn.ReLU())
+        layer[0].load_state_dict(model.hidden_layer.state_dict())
     read = {}
     for trajectory in trajectories:
         ids = torch.tensor(trajectory.histories[0].token_ids)
         hidden_TD = plain.get_base_model().model(input_ids=ids[None]).last_hidden_state[0]
         positions = [len(ids) - 1] if spec.name == "reward_model" else _turns(trajectory)
         assert len(positions) == (1 if spec.name == "reward_model" else 2)
-        read[trajectory.id] = hidden_TD[positions] @ weight.T + bias
+        read[trajectory.id] = layer(hidden_TD[positions]) @ weight.T + bias
     terms = []
     if spec.name == "process_reward_model" and spec.loss == "mse":
         for trajectory in trajectories:
@@ -200,6 +205,7 @@ def test_loss_and_gradient_are_those_of_a_plain_model(base_dir, chat, spec):
     assert measured["loss"] == pytest.approx(loss.item(), rel=1e-5)
     expected = {name: parameter.grad for name, parameter in trainable(plain).items()}
     expected |= {"heads.weight": weight.grad, "heads.bias": bias.grad}
+    expected |= {f"heads.hidden.{name[2:]}": parameter.grad for name, parameter in layer.named_parameters()}
     assert relative_difference({name: parameter.grad for name, parameter in model.parameters.items()}, expected) <= 1e-5
 
 
@@ -490,7 +496,7 @@ def test_a_model_with_nothing_new_to_learn_stays_as_it_is(base_dir, tmp_path):
 
 
 def test_a_killed_further_training_goes_on_to_the_same_bytes(base_dir, tmp_path):
-    spec = RewardModelSpec(**{**LEARNING, "epochs": 2})
+    spec = RewardModelSpec(**{**LEARNING, "epochs": 2}, hidden_units=7)
     first, _ = run(base_dir, tmp_path / "first", spec, task(4), model=DROPOUT)
     begun = json.loads((first / "trainer.json").read_text())["step"]
 
@@ -508,6 +514,9 @@ def test_a_killed_further_training_goes_on_to_the_same_bytes(base_dir, tmp_path)
         assert (stopped / name).read_bytes() == (whole / name).read_bytes(), name
     for name in ("heldout_accuracy", "heldout_margin", "heldout_margin_before", "heldout_margin_earlier", "loss"):
         assert measured[name] == expected[name]
+    assert load(whole, base_dir, DROPOUT)[0].hidden_layer.out_features == 7
+    with pytest.raises(ArtifactError, match="does not contain the heads overall with these hidden_units"):
+        run(base_dir, tmp_path / "linear", RewardModelSpec(**LEARNING), task(6), model=DROPOUT, start=first)
 
 
 def test_a_model_that_does_not_say_what_it_learned_from_is_not_trained_further(base_dir, tmp_path, copied):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, field_validator
 
@@ -23,6 +23,8 @@ class RewardTrainingSpec(OptimizerSpec):
     """Weight of each learned score, by name; the weighted sum of the scores is the reward. `overall` learns the judged
     reward, any other name the component of that name in the scores, `continued` the labels of
     `reward_model.continuations`."""
+    hidden_units: int | None = Field(None, ge=1)
+    """Units of a layer with ReLU between the hidden state and the heads; null: linear heads."""
     pairs: Literal["best_worst", "all"] = "all"
     """Pairs of episodes per scenario: the best with the worst (`best_worst`), or every two episodes with different
     values (`all`)."""
@@ -42,6 +44,9 @@ class RewardTrainingSpec(OptimizerSpec):
     def learns_turn_labels(self) -> bool:
         """True if training uses labels of single turns and no comparisons."""
         return False
+
+    def key_part(self) -> dict[str, Any]:
+        return {name: value for name, value in super().key_part().items() if (name, value) != ("hidden_units", None)}
 
     @field_validator("heads")
     @classmethod

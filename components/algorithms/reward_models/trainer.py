@@ -78,7 +78,7 @@ def train_reward_model(spec: RewardTrainingSpec, request: RewardTrainingRequest)
             f"strategy {strategy}: full fine-tuning of a reward model cannot be sharded; expected strategy ddp, or "
             "model.lora with a rank"
         )
-    policy = RewardModel(base_dir, model, list(spec.heads), seed, strategy)
+    policy = RewardModel(base_dir, model, list(spec.heads), seed, strategy, spec.hidden_units)
     policy.checkpoint_layers(spec.gradient_checkpointing)
     names = list(policy.parameters)
     optimizer = adamw(spec, [list(policy.parameters.values())])
