@@ -62,7 +62,7 @@ class RowColumns:
         if isinstance(value, bool | int | float):
             return str(value)
         if not isinstance(value, str):
-            raise RowProblem(f"column {self._shown(name)}: expected text, got {_kind(value)}")
+            raise RowProblem(f"column {self._shown(name)}: expected text, got {kind_of(value)}")
         if not value.strip():
             raise RowProblem(f"column {self._shown(name)} is empty", "empty")
         return value
@@ -71,7 +71,7 @@ class RowColumns:
         """Return a list; text is parsed as JSON. Raises RowProblem if it is absent, no list, or empty."""
         value = parsed(self.need(name))
         if not isinstance(value, list):
-            raise RowProblem(f"column {self._shown(name)}: expected a list, got {_kind(value)}")
+            raise RowProblem(f"column {self._shown(name)}: expected a list, got {kind_of(value)}")
         if not value:
             raise RowProblem(f"column {self._shown(name)} is an empty list", "empty")
         return value
@@ -89,7 +89,7 @@ class RowColumns:
         value = self.get(name)
         number = as_number(value)
         if number is None and value is not None and name in self._mapped:
-            raise RowProblem(f"column {self._mapped[name]!r}: expected a finite number, got {_kind(value)}")
+            raise RowProblem(f"column {self._mapped[name]!r}: expected a finite number, got {kind_of(value)}")
         return number
 
     def label(self, name: str) -> str:
@@ -126,5 +126,6 @@ def as_number(value: Any) -> float | None:
     return None
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return the kind of JSON value, for messages."""
     return {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(type(value), "a number")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -27,31 +27,30 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
     """Return the form of the data: `spec.form`, or the recognised one. path: key of the spec, for messages. Raises
     SpecError for a form that does not fit the first rows, and ResourceError if the source cannot be read."""
     broken: list[BrokenRow] = []
-    read = islice(rows(spec, lambda row: None if broken else broken.append(row)), RECOGNISED_FROM)
+    read = list(islice(rows(spec, lambda row: None if broken else broken.append(row)), RECOGNISED_FROM))
     first = [spec.without_ignored(row.values) for row in read]
-    names = ", ".join(dict.fromkeys(name for values in first for name in values)) or "none"
+    source = f"{path}.path" if spec.path is not None else f"{path}.dataset"
+    filled = {name for values in first for name, value in values.items() if value is not None}
+    columns = dict.fromkeys(name for values in first for name in values)
+    names = ", ".join(name if name in filled else f"{name} (null)" for name in columns) or "none"
     if not first:
         reason = (
             f"no row can be read; the first is {broken[0]}"
             if broken
             else f"{', '.join(spec.paths) or spec.dataset} is empty"
         )
-        raise SpecError([Problem(f"{path}.path" if spec.path is not None else f"{path}.dataset", reason)])
+        raise SpecError([Problem(source, reason)])
     _refuse_unknown_columns(spec, path)
     if spec.form != "auto":
         form = FORMS[spec.form]
         if not score_form(form, first, spec.mapped):
-            reason = _reason(form, first[0], spec)
-            message = f"{spec.form}: does not fit the rows ({reason}). Columns: {names}"
+            _refuse_values([form], first, spec, source, read[0].place)
+            message = f"{spec.form}: does not fit the rows ({_reason(form, first[0], spec)}). Columns: {names}"
             raise SpecError([Problem(f"{path}.form", message)])
         return _two_valued(form, first, spec, path)
     name = recognise(first, spec.mapped)
     if name is None:
-        fitting = [form for form in FORMS.values() if form.parts is None and form.fits(first[0], spec.mapped)]
-        reasons = "; ".join(f"{form.name}: {_reason(form, first[0], spec)}" for form in fitting)
-        if fitting:
-            message = f"auto: no form reads the first rows, which have the columns {names} ({reasons})"
-            raise SpecError([Problem(f"{path}.form", message)])
+        _refuse_values(FORMS.values(), first, spec, source, read[0].place)
         forms = "; ".join(
             f"{form.name} ({', '.join(form.columns) if form.parts is None else form.summary})"
             for form in FORMS.values()
@@ -67,6 +66,17 @@ def resolve_form(spec: DataSpec, path: str = "data") -> str:
         )
     log.info("%s: form %s, recognised from the columns %s", path, name, names)
     return _two_valued(FORMS[name], first, spec, path)
+
+
+def _refuse_values(
+    forms: Iterable[Form], first: Sequence[Mapping[str, Any]], spec: DataSpec, source: str, place: str
+) -> None:
+    """Raise SpecError if the first row has the columns of one of these forms: then its values are wrong. place: of this
+    row."""
+    fitting = [form for form in forms if form.parts is None and form.fits(first[0], spec.mapped)]
+    if fitting:
+        reasons = "; ".join(f"{form.name}: {_reason(form, first[0], spec)}" for form in fitting)
+        raise SpecError([Problem(source, f"none of the first {len(first)} rows can be read. {place}: {reasons}")])
 
 
 def _refuse_unknown_columns(spec: DataSpec, path: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from components.data.columns import parsed
+from components.data.columns import kind_of, parsed
 from components.data.examples import RowProblem
 from components.trajectories.call_forms import FORMS
 from components.trajectories.reasoning import THINK
@@ -45,7 +45,7 @@ def read_messages(value: Any) -> list[Message]:
     """Return the messages of a list in OpenAI's or ShareGPT's shape, or of JSON text with one. Raises RowProblem."""
     value = parsed(value)
     if not isinstance(value, list):
-        raise RowProblem("expected a list of messages")
+        raise RowProblem(f"expected a list of messages, got {kind_of(value)}")
     if not value:
         raise RowProblem("there are no messages", "empty")
     return _linked([_message(number, data) for number, data in enumerate(value)])

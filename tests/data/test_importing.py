@@ -400,6 +400,28 @@ def test_an_image_is_named_as_the_reason(tmp_path):
         resolve_form(DataSpec(path=str(path)))
 
 
+WRONG_VALUES = [
+    ({"prompt": 1, "completion": "a"}, "prompt_completion: the prompt is a number; expected text or a list"),
+    ({"prompt": "q", "chosen": 2, "rejected": 3}, "preference: the completion is a number; expected text or a list"),
+    ({"messages": {"role": "user"}}, "messages: expected a list of messages, got an object"),
+    ({"prompt": "q", "responses": True}, "ranking: column 'ranked': expected a list, got true or false"),
+]
+
+
+def test_values_of_a_wrong_type_are_reported_with_their_row_and_not_as_wrong_columns(tmp_path):
+    for row, reason in WRONG_VALUES:
+        path = write(tmp_path / "a.jsonl", [row] * 3)
+        for form in ("auto", reason.partition(":")[0]):
+            with pytest.raises(SpecError) as error:
+                resolve_form(DataSpec(path=str(path), form=form))
+            [problem] = error.value.problems
+            assert problem.path == "data.path"
+            assert f"none of the first 3 rows can be read. {path}:1: {reason}" in problem.message
+    path = write(tmp_path / "a.jsonl", [{"prompt": "q", "completion": None}])
+    with pytest.raises(SpecError, match=r"no form fits the columns prompt, completion \(null\)"):
+        resolve_form(DataSpec(path=str(path)))
+
+
 def test_an_unknown_form_names_columns_and_forms(tmp_path):
     path = write(tmp_path / "a.jsonl", [{"text": "a", "lang": "en"}])
     with pytest.raises(SpecError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.data.columns import OPTIONAL, RowColumns
+from components.data.columns import OPTIONAL, RowColumns, kind_of
 from components.data.examples import Candidate, DataExample, RowProblem
 from components.data.logs.parts import LogPart
 from components.data.messages import answer, context_only, read_messages, read_tools
@@ -91,6 +91,8 @@ def world(name: str) -> str:
 
 def prompt_messages(value: Any) -> list[Message]:
     """Return a prompt as messages, none of them trained: text is a user message. Raises RowProblem."""
+    if not isinstance(value, str | list):
+        raise RowProblem(f"the prompt is {kind_of(value)}; expected text or a list of messages")
     if isinstance(value, str) and not value.lstrip().startswith('[{"'):
         if not value.strip():
             raise RowProblem("the prompt is empty", "empty")
@@ -103,7 +105,7 @@ def completion_messages(value: Any) -> list[Message]:
     if isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith('[{"')):
         return read_messages(value)
     if not isinstance(value, str):
-        raise RowProblem("the completion is neither text nor a list of messages")
+        raise RowProblem(f"the completion is {kind_of(value)}; expected text or a list of messages")
     if not value.strip():
         raise RowProblem("the completion is empty", "empty")
     return [answer(value)]
