@@ -111,8 +111,8 @@ def inspect(spec: ExperimentSpec, shown: int, *, chosen: bool) -> dict[str, Any]
     if lengths:
         report["diversity"]["tokens"] = quantiles(lengths)
     facts = {"columns": _columns(data), "algorithms": _algorithms(report), "model": model.name}
-    if chosen and not problems:
-        problems = list(map(str, _learning_problems(spec, report)))
+    if chosen and report["examples"]:
+        problems = [*map(str, _learning_problems(spec, report)), *problems]
     return {**report, **facts, "rows_shown": rows, "problems": problems}
 
 

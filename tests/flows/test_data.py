@@ -72,6 +72,12 @@ def test_an_algorithm_that_cannot_learn_from_the_data_is_refused_and_those_that_
         (thumbs, ["+experiment=dpo"], 2, "a run is refused: data: algorithm=dpo learns nothing from this data"),
         ([{**row, "label": False} for row in thumbs], ["algorithm=sft"], 2, "algorithms: kto\n"),
         (pairs, ["algorithm=dpo"], 0, "algorithms: dpo, ipo, kto, orpo"),
+        (
+            FORMS["messages"][:2],
+            ["+experiment=dpo", "data.heldout=0.001"],
+            2,
+            "refused: data: algorithm=dpo learns nothing",
+        ),
     ]
     for rows, overrides, code, text in cases:
         exit_code, out = inspect(rows, "--rows", "0", *overrides)
