@@ -75,7 +75,7 @@ class DataImport:
         source = self._spec.heldout_source()
         with ExitStack() as stack:
             add = {"train": stack.enter_context(scored_writer(folder))}
-            if source is not None or self._spec.heldout is not None:
+            if self._spec.holds_out:
                 (folder / HELDOUT).mkdir()
                 add[HELDOUT] = stack.enter_context(scored_writer(folder / HELDOUT))
             for number, (split, example) in enumerate(self._examples(source), 1):
@@ -198,7 +198,8 @@ class DataImport:
             if self._spec.heldout is not None:
                 share = f"{self._spec.heldout:g}: a share of {report.rows} rows"
                 text = (
-                    f"{share}, but {text}; expected a larger share, such as data.heldout=0.5, or data.heldout_path=FILE"
+                    f"{share}, but {text}; expected a larger share, such as data.heldout=0.5, data.heldout_path=FILE, "
+                    "or data.heldout=0 to train on all rows and measure none"
                 )
             problems.append(Problem(f"data.{self._heldout_key()}", text))
         if problems:

@@ -97,9 +97,9 @@ class DataSpec(SourceSpec):
     """Maximum share of the rows that may be dropped, repetitions not counted; more end the import."""
     near_duplicates: Literal["ignore", "count", "problem"] = "count"
     """Rows whose text is almost that of an earlier row: not searched, counted and used, or treated by `on_problem`."""
-    heldout: float | None = Field(None, gt=0, lt=1)
+    heldout: float | None = Field(None, ge=0, lt=1)
     """Share of the rows that are held out from training, chosen by their prompts: rows with equal prompts are in the
-    same split. null: none; 0.1 with `environment: null`, whose result is measured on held-out rows."""
+    same split. 0: none. null: none; 0.1 with `environment: null`, whose result is measured on held-out rows."""
     heldout_path: Annotated[str | list[str] | None, FILES] = Field(None, min_length=1)
     """Files of held-out rows, as `path`. Rows of `path` with the same prompts fail the check `leaked`."""
     heldout_split: str | None = None
@@ -119,7 +119,7 @@ class DataSpec(SourceSpec):
     @property
     def holds_out(self) -> bool:
         """True if rows are held out from training."""
-        return self.heldout is not None or self.heldout_source() is not None
+        return bool(self.heldout) or self.heldout_source() is not None
 
     def heldout_source(self) -> SourceSpec | None:
         """Return the source of held-out rows; None without one of their own."""
@@ -134,7 +134,7 @@ class DataSpec(SourceSpec):
     def meaning(self) -> dict[str, Any]:
         """Return the settings that determine the result beside the content of the source, for stage keys."""
         places = {"path", "dataset", "config", "revision", "split", "format", "heldout_path", "heldout_split"}
-        return self.model_dump(mode="json", exclude=places)
+        return self.model_dump(mode="json", exclude=places) | {"heldout": self.heldout or None}
 
     @classmethod
     def cross_problems(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:

@@ -150,7 +150,7 @@ class ExperimentSpec(Spec):
 
     @model_validator(mode="after")
     def _held_out(self) -> Self:
-        if self.environment is None and self.data.is_set and not self.data.holds_out:
+        if self.environment is None and self.data.is_set and self.data.heldout is None and not self.data.holds_out:
             self.__dict__["data"] = self.data.model_copy(update={"heldout": HELDOUT_SHARE})
         return self
 

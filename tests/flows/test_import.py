@@ -282,6 +282,8 @@ def test_the_command_line_sets_the_path_alone(tmp_path):
     assert mapped.data.mapped == {"messages": "talk"}
     with pytest.raises(SpecError, match=r"data\.form: 'thumb': expected one of .*Did you mean 'thumbs'"):
         compose(["+experiment=smoke", f"data.path={path}", "data.form=thumb"])
+    with pytest.raises(SpecError, match=r"data\.heldout: 0: .*; expected more than 0, or deploy=none"):
+        compose(["+experiment=sft", f"data.path={path}", "environment=none", "data.heldout=0"])
     with pytest.raises(SpecError, match=r"data\.heldout_path: set together with heldout"):
         compose(["+experiment=smoke", f"data.path={path}", "data.heldout=0.1", "data.heldout_path=b.jsonl"])
 

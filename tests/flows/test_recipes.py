@@ -305,6 +305,9 @@ def test_offline_training_without_an_environment_plays_no_episode(tmp_path, chat
     labels = ["validate[before]", "sample[before]", "train[data]", "validate[after]", "sample[after]", "deploy"]
     assert list(run.keys) == ["import", "filter[import]", *labels]
     assert run.outcome.evaluations == {}
+    everything = {"data": {"path": str(chats), "heldout": 0}, "deploy": {"mode": "none"}}
+    unmeasured = Recorder(tmp_path, **OFFLINE, **SFT, **everything, environment=None, warmup=None)
+    assert list(unmeasured.keys) == ["import", "filter[import]", "train[data]"]
     inputs = {"policy": "train[data]"}
     inputs |= {f"validation_{name}": f"validate[{name}]" for name in ("before", "after")}
     inputs |= {f"answers_{name}": f"sample[{name}]" for name in ("before", "after")}

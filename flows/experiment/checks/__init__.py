@@ -61,6 +61,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     learning.replay,
     learning.ewc,
     importing.data,
+    importing.heldout,
     importing.preferences,
     importing.offline_algorithm,
     learning.feedback_weights,

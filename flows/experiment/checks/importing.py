@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from components.algorithms.spec import AlgorithmSpec
 from components.data.spec import DataSpec
+from components.deployment.spec import DeploySpec
 from components.errors import Problem
+from components.specs import Target
 from flows.experiment.flow import FlowTarget
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
 
@@ -26,6 +28,13 @@ def data(data: DataSpec, warmup: WarmupSpec | None, flow: FlowTarget) -> Iterato
             f"is set, but warmup=none, and flow={flow.name} trains on it in the warmup only; expected warmup=sft, or "
             "flow=offline",
         )
+
+
+def heldout(data: DataSpec, environment: Target | None, deploy: DeploySpec) -> Iterator[Problem]:
+    """Check that an export can be compared with the policy on held-out prompts."""
+    if data.is_set and data.heldout == 0 and environment is None and deploy.mode != "none":
+        text = "0: exports are checked on held-out prompts, and environment=none has no others"
+        yield Problem("data.heldout", f"{text}; expected more than 0, or deploy=none")
 
 
 def preferences(reward_model: RewardModelPartSpec | None, data: DataSpec, flow: FlowTarget) -> Iterator[Problem]:
