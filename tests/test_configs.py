@@ -116,6 +116,7 @@ NEEDED = {
     **{name: ["environment=calculator"] for name in ("exact", "numeric", "choice", "math")},
     "code_tests": ["environment=python_tool", "reward.tests=outcome.tests"],
     "pattern": [r"reward.pattern=\d+"],
+    "reward=forbidden": ["reward.costs.content.pattern=no"],
     "columns": ["reward.function=tests.rewards.functions.reward_len", "allow=[tests]"],
     "potential": ["reward.function=tests.rewards.functions.potential", "allow=[tests]"],
     "ruler": ["reward.model.url=http://there/v1", "reward.model.model=name"],
@@ -328,6 +329,7 @@ REFUSED = {
     "agent.max_thinking_tokens=8 inference=vllm": ("agent.max_thinking_tokens", "inference.name=vllm cannot end"),
     "name=../x": ("name", "matches"),
     "'algorithm.costs={turns: {limit: -0.1}}'": ("algorithm.costs.turns.limit", "-0.1: expected at least 0"),
+    "reward=forbidden": ("reward.costs", "expected reward.costs.actions.tools=[TOOL] or reward.costs.content.pattern="),
     "reward=forbidden reward.costs.actions.tools=[refnd]": (
         "reward.costs.actions.tools",
         "'refnd': components.environments.worlds.shop.Shop has no such tool; expected one of change_address, ",

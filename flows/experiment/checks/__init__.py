@@ -45,6 +45,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     judging.other_rewards,
     judging.fields,
     judging.tools,
+    judging.forbidden,
     judging.judges,
     judging.ahead,
     judging.reward_model,

@@ -18,7 +18,9 @@ from components.filters.chain import combines, links
 from components.inference.spec import InferenceSpec
 from components.rewards.llm.spec import asked_by
 from components.rewards.protocol import ReadingReward
+from components.rewards.rules.answer_format import Matches
 from components.rewards.rules.answers import of_input
+from components.rewards.rules.costs import Costs
 from components.rewards.rules.tool_use import Calls
 from components.rewards.spec import JudgeSpec
 from components.rollout.collect_spec import CollectSpec
@@ -137,6 +139,23 @@ def tools(reward: Target, environment: Target, evaluate: EvaluateSpec, agent: Ag
         if name not in offered:
             available = ", ".join(sorted(offered))
             yield Problem(path, f"{name!r}: {environment.target} has no such tool; expected one of {available}")
+
+
+NOTHING = "(?!)"
+"""Regular expression that matches nothing."""
+
+
+def forbidden(reward: Target, evaluate: EvaluateSpec) -> Iterator[Problem]:
+    """Check that costs of calls and texts are restricted: `reward=forbidden` as it is counts every call and no text."""
+    for path, target in _declared(reward, evaluate):
+        named = target.arguments.get("costs", {}).items() if target.factory() is Costs else ()
+        costs = {name: cost for name, cost in named if isinstance(cost, Target)}
+        kinds = {name: cost.factory() for name, cost in costs.items()}
+        patterns = [cost.arguments.get(key) for cost in costs.values() for key in ("tools", "pattern")]
+        if {*kinds.values()} in ({Matches}, {Matches, Calls}) and all(text in (None, NOTHING) for text in patterns):
+            keys: dict[Any, str] = {Calls: "tools=[TOOL]", Matches: "pattern=EXPRESSION"}
+            ways = " or ".join(f"{path}.costs.{name}.{keys[kind]}" for name, kind in kinds.items())
+            yield Problem(f"{path}.costs", f"forbid nothing: every call counts, and no text; expected {ways}")
 
 
 def _declared(reward: Target, evaluate: EvaluateSpec) -> Iterator[tuple[str, Target]]:
