@@ -66,6 +66,9 @@ def key_problem(override: Override, config: DictConfig, groups: Mapping[str, Seq
             return Problem(key, message, _below(parents, nearest(last, valid)))
     if parent is None and (override.is_add() or override.is_force_add()) and _accepts_new_keys(plain, parents):
         return None
+    if parents and parents[0] in groups and plain.get(parents[0], "") is None:
+        options = ", ".join(option for option in groups[parents[0]] if option != "none")
+        return Problem(key, f"{parents[0]} is null; expected {parents[0]}=OPTION beside it, with one of {options}")
     if parents and parent is None and has_key(config, ".".join(parents)):
         path = ".".join(parents)
         value = override.get_value_element_as_str()

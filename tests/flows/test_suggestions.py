@@ -58,6 +58,7 @@ MISTAKES = [
     f"{ONE_EXPERIMENT} agent.format=code collect.opponent=policy",
     f"{ONE_EXPERIMENT} collect.opponent=policy",
     f"{ONE_EXPERIMENT} ewc.coefficien=1",
+    f"{ONE_EXPERIMENT} reward_model.adversarial=true",
     f"{ONE_EXPERIMENT} deploy.target={{name:local}}",
     f"{ONE_EXPERIMENT} guards.reward_hacking=stop",
     f"{ONE_EXPERIMENT} compute.shards=2 compute=local",
@@ -136,6 +137,17 @@ def test_each_suggestion_composes():
             lines, sweep = applied(line, problem, suggestion)
             wrong += [(str(problem), suggestion, lines, str(other)) for other in problems_of(lines, sweep=sweep)]
     assert (unhelpful, wrong) == ([], [])
+
+
+def test_a_key_of_a_group_without_an_option_names_the_options():
+    for line, group, options in (
+        ("reward_model.adversarial=true", "reward_model", "bradley_terry, process"),
+        ("+reward_model.algorithm.epochs=2", "reward_model", "bradley_terry, process"),
+        ("warmup.demonstrations=8", "warmup", "sft, sft_short, teacher"),
+    ):
+        (problem,) = problems_of([ONE_EXPERIMENT, "warmup=none", line])
+        expected = f"{group} is null; expected {group}=OPTION beside it, with one of {options}"
+        assert (problem.message, problem.nearest) == (expected, None)
 
 
 def test_what_resembles_nothing_has_no_suggestion():
