@@ -26,6 +26,7 @@ from components.errors import (
     EnvironmentUnavailable,
     EspalierError,
     JudgeError,
+    Problem,
     SpecError,
 )
 from components.inference.protocol import ChatCompletion, ChatRequest, Sampling
@@ -42,9 +43,9 @@ from components.rollout.formats import Presentation
 from components.rollout.pool import close
 from components.rollout.random_agent import RandomEngine
 from components.rollout.request import EpisodeRequest
-from components.specs import Target
+from components.specs import Target, nearest
 from components.trajectories.parts import SOLVER
-from components.trajectories.schema import Failure, Scenario, Trajectory
+from components.trajectories.schema import Failure, Scenario, Score, Trajectory
 from flows.experiment.spec import ExperimentSpec
 from flows.experiment.starting_point import StartingPoint
 from flows.recipes.rehearsal import placeholder
@@ -60,6 +61,8 @@ from flows.stages.sample import SampleStage
 
 SCENARIOS = 16
 """Maximum number of scenarios to try; normally the first one suffices."""
+TURNS = 1000
+"""Maximum number of turns of an attempt; a solution may need more than `agent.max_turns`."""
 MOST_STAGES = 100
 """Maximum number of pending stages to consider; later rounds use the same parts."""
 ANSWERS = ("", "1", "{}", r"\boxed{1}")
@@ -88,14 +91,19 @@ def check(spec: ExperimentSpec, context: Context, start: StartingPoint) -> list[
     if any(TASKS in request.inputs for request in requests):
         return pending  # a pending stage writes the tasks
     rewards = list({repr(reward): reward for part in parts if (reward := part.applied_reward())}.values())
-    for request, part in zip(requests, parts, strict=True):
-        if isinstance(part, CollectStage) and part.actor == "solver":
-            _try_rewards(rewards, _demonstrations(part, request.seed, spec, context))
-            return pending
-    played = next((part for part in parts if isinstance(part, CollectStage | EvaluateStage)), None)
+    solved = [
+        (part, request.seed)
+        for request, part in zip(requests, parts, strict=True)
+        if isinstance(part, CollectStage) and part.actor == "solver"
+    ]
+    played = [part for part in parts if isinstance(part, CollectStage | EvaluateStage) and part.actor != "solver"]
     single = spec.agent.own is None and spec.agent.roles is None and not spec.collect.player.both_sides
-    if played is not None and single:
-        _try_rewards(rewards, _attempts(played, context))
+    if solved:
+        _try_rewards(rewards, _demonstrations(*solved[0], spec, context))
+    elif played and single:
+        _try_rewards(rewards, _attempts(played[0], context))
+    if played and single:
+        _check_costs(spec, _attempts(played[0], context))
     return pending
 
 
@@ -245,7 +253,7 @@ class _Script(RandomEngine):
 
     async def chat(self, request: ChatRequest) -> ChatCompletion:
         prompt = [0] * (2 * len(request.messages))
-        return ChatCompletion(self.messages.pop(0), "stop", prompt, [0], [-1.0], self.policy)
+        return ChatCompletion(self.messages.pop(0), "stop", prompt, [0], [-1.0], self.policy, reasoning_tokens=1)
 
 
 def _attempts(stage: CollectStage | EvaluateStage, context: Context) -> Iterator[Trajectory]:
@@ -266,7 +274,7 @@ async def _attempt(stage: CollectStage | EvaluateStage, scenario: Scenario, answ
         sample=0,
         seed=0,
         sampling=Sampling(),
-        max_turns=stage.agent.max_turns,
+        max_turns=TURNS,
         timeout=limits.timeout,
         step_timeout=limits.step_timeout,
     )
@@ -326,15 +334,40 @@ def _computed(reward: Any) -> Iterator[Any]:
             yield from _computed(part.reward)
 
 
-def _failure(target: Target, reward: Any, episode: Trajectory) -> Failure | None:
-    """Return the failure of a reward on a copy of the episode, or on a pair for a reward of groups; None if it scores
-    one, or leaves it unscored for a reason that need not be a mistake."""
+def _scores(reward: Any, episode: Trajectory) -> list[Score]:
+    """Return the score of an episode; of a reward of groups, the scores of the episode and of a copy."""
     again = replace(episode, id=f"{episode.scenario.id}/1", sample=1)
     group = [episode, again] if isinstance(reward, GroupReward) else [episode]
     caller = RewardCaller(reward)
-    scores = run(caller.call_group_async(group)) if caller.waits else caller.call_group(group)
+    return run(caller.call_group_async(group)) if caller.waits else caller.call_group(group)
+
+
+def _check_costs(spec: ExperimentSpec, episodes: Iterable[Trajectory]) -> None:
+    """Raise SpecError for a cost that neither the first scored episode nor its score has. The components of a score by
+    a model, and the metrics of players and of code are not known before they run."""
+    from components.algorithms.policy_gradient.cost_constraints import numbers_of
+
+    reward = spec.reward.build()
+    unknown = spec.reward_model is not None or isinstance(reward, ModelReward)
+    if not spec.algorithm.constraints or unknown or spec.collect.players() or spec.agent.format == "code":
+        return
+    for episode in episodes:
+        score = _scores(reward, episode)[0]
+        if score.reward is not None:
+            names = sorted(numbers_of(episode) | score.components)
+            message = f"no episode has a cost of this name; expected one of {', '.join(names)}. No stage has run"
+            missing = [name for name in spec.algorithm.constraints if name not in names]
+            if missing:
+                raise SpecError([Problem(f"algorithm.costs.{name}", message, nearest(name, names)) for name in missing])
+            return
+
+
+def _failure(target: Target, reward: Any, episode: Trajectory) -> Failure | None:
+    """Return the failure of a reward on a copy of the episode, or on a pair for a reward of groups; None if it scores
+    one, or leaves it unscored for a reason that need not be a mistake."""
+    scores = _scores(reward, episode)
     failures = [score.failure for score in scores if score.reward is None]
-    failure = failures[0] if len(failures) == len(group) else None
+    failure = failures[0] if len(failures) == len(scores) else None
     if failure is None or failure.kind == NOT_APPLICABLE:
         return None
     deliberate = failure.kind == JudgeError.__name__ and (

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from components.errors import EnvironmentFailed, JudgeError, ResourceError
+from components.errors import EnvironmentFailed, JudgeError, ResourceError, SpecError
 from components.specs import Target, validate
 from flows.experiment.compose import compose
 from flows.experiment.starting_point import StartingPoint
@@ -61,6 +61,25 @@ def test_a_broken_reward_is_refused_with_file_and_line(root):
     for environment, reward, message in BROKEN:
         with pytest.raises(JudgeError, match=message):
             check(root, reward=reward, _target_=environment)
+
+
+COSTS = [
+    (
+        ["algorithm.costs={invalid_actons: {limit: 1}}"],
+        r"costs\.invalid_actons: .*turns.*Did you mean 'invalid_actions'",
+    ),
+    (["algorithm.costs={tool_calls: {limit: 1}}"], r"costs\.tool_calls: no episode has a cost of this name"),
+    (["reward=costs", "algorithm.costs={tool_cals: {limit: 1}}"], r"expected one of .*task.*Did you mean 'tool_calls'"),
+]
+
+
+def test_a_cost_that_no_episode_has_is_refused_with_the_names_that_exist(root):
+    for overrides, message in COSTS:
+        for warmup in ("none", "sft_short"):
+            with pytest.raises(SpecError, match=message):
+                check(root, "filter=everything", f"warmup={warmup}", *overrides)
+    costs = "algorithm.costs={tool_calls: {limit: 1}, truncated: {limit: 1}, invalid_actions: {limit: 1}}"
+    check(root, "filter=everything", "reward=costs", costs)
 
 
 UNSOLVABLE = [

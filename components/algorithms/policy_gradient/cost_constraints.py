@@ -130,6 +130,12 @@ def load(checkpoint: Path | None, costs: Mapping[str, CostSpec]) -> Multipliers:
     return {name: float(saved.get(name, cost.initial)) for name, cost in costs.items()}
 
 
+def numbers_of(trajectory: Trajectory) -> dict[str, float]:
+    """Return the numbers of an episode that can be costs, by name: those of its outcome, and its metrics."""
+    outcome = {key: float(value) for key, value in trajectory.outcome.items() if isinstance(value, int | float)}
+    return {**outcome, **trajectory.metrics}
+
+
 def _counts(trajectory: Trajectory) -> bool:
     return trajectory.reward is not None and trajectory.failure is None
 
@@ -139,8 +145,7 @@ def _replayed(trajectory: Trajectory) -> bool:
 
 
 def _cost(trajectory: Trajectory, name: str) -> float:
-    outcome = {key: float(value) for key, value in trajectory.outcome.items() if isinstance(value, int | float)}
-    costs = {**outcome, **trajectory.metrics}
+    costs = numbers_of(trajectory)
     value = costs.get(name)
     if value is None or not math.isfinite(value):
         problem = "has no cost of this name" if value is None else f"has a cost of {value}"
