@@ -91,7 +91,7 @@ def to_trace(
 
 
 def _assessments(trajectory: Trajectory, run_id: str, score: Score | None) -> list[Assessment]:
-    """Return the reward with its explanation, each of its components, and success."""
+    """Return the reward with its explanation, each of its components, and success if it is stated."""
     from mlflow.entities import AssessmentError, AssessmentSource, Feedback
 
     judge = AssessmentSource(source_type="CODE", source_id="judge")
@@ -107,7 +107,8 @@ def _assessments(trajectory: Trajectory, run_id: str, score: Score | None) -> li
         feedback = [Feedback(name="reward", error=error, source=judge, rationale=rationale)]
     components: Mapping[str, float] = score.components if score else {}
     feedback += [Feedback(name=f"reward/{name}", value=value, source=judge) for name, value in components.items()]
-    feedback.append(Feedback(name="success", value=trajectory.success, source=environment))
+    if trajectory.outcome.get("success") is not None:
+        feedback.append(Feedback(name="success", value=trajectory.success, source=environment))
     for item in feedback:
         item.run_id = run_id
     return feedback

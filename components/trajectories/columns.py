@@ -125,7 +125,7 @@ class EpisodeColumns:
     def stated_N(self) -> Array:
         """(N,) True if the environment stated success or no success."""
         index_N, outcomes = self._outcomes
-        return np.array(["success" in outcome for outcome in outcomes], bool)[index_N]
+        return np.array([outcome.get("success") is not None for outcome in outcomes], bool)[index_N]
 
     def metric_N(self, name: str) -> Array:
         """(N,) metric of the episode; NaN if it is missing."""

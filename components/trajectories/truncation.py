@@ -6,6 +6,7 @@ counts in every mean. A message that is cut off is an action like any other: the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -35,6 +36,11 @@ def is_truncated(trajectory: Trajectory) -> bool:
     """Return True if a limit ended the episode or cut one of its messages."""
     cut = any(message.finish_reason == "length" for history in trajectory.histories for message in history.messages)
     return cut or any(trajectory.metrics.get(limit) for limit in LIMITS)
+
+
+def acted_to_the_end(metrics: Mapping[str, float]) -> bool:
+    """Return True if an episode with these metrics has an action that was read, and no limit ended it."""
+    return metrics.get("parse_errors", math.nan) != metrics.get("turns") and not any(name in metrics for name in LIMITS)
 
 
 def limit_texts(metrics: Mapping[str, float]) -> dict[str, tuple[float, str]]:

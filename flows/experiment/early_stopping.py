@@ -25,7 +25,8 @@ class EarlyStoppingSpec(Spec):
     patience: int = Field(ge=1)
     """Number of evaluations without a gain after which the rounds end."""
     metric: Metric = "success"
-    """Held-out metric that must rise; `deploy.policy: best` uses the same metric."""
+    """Held-out metric that must rise; `deploy.policy: best` uses the same metric. If no episode states its success, it
+    is the reward."""
     min_gain: float = Field(0.0, ge=0)
     """Minimum rise that counts as a gain, exclusive, in the unit of the metric."""
 
@@ -49,6 +50,12 @@ class EvaluatedPolicy:
         return self.evaluation.metrics.get(metric)
 
 
+def measured_metric(measured: Sequence[EvaluatedPolicy], metric: Metric) -> Metric:
+    """Return the metric; the reward in place of a success that no evaluation measures."""
+    unknown = all(policy.exists and policy.value(metric) is None for policy in measured)
+    return "reward" if unknown else metric
+
+
 def should_stop(values: Sequence[float | None], patience: int, min_gain: float) -> bool:
     """Return True if none of the last `patience` values is more than `min_gain` above the best before them; False if
     one of the last values is unknown."""
@@ -67,7 +74,8 @@ def best_of(values: Sequence[float | None]) -> int | None:
 
 def why_stop(measured: Sequence[EvaluatedPolicy], rule: EarlyStoppingSpec) -> str | None:
     """Return a message on why the rounds end after the last of these evaluations; None if they continue."""
-    values = [policy.value(rule.metric) for policy in measured]
+    metric = measured_metric(measured, rule.metric)
+    values = [policy.value(metric) for policy in measured]
     if not should_stop(values, rule.patience, rule.min_gain):
         return None
     before = best_of(values[: -rule.patience])
@@ -76,7 +84,7 @@ def why_stop(measured: Sequence[EvaluatedPolicy], rule: EarlyStoppingSpec) -> st
     gain = f" by more than {rule.min_gain:g}" if rule.min_gain else ""
     times = "evaluation" if rule.patience == 1 else f"{rule.patience} evaluations"
     return (
-        f"the rounds end after round {measured[-1].step}: held-out {rule.metric} has not risen{gain} above "
+        f"the rounds end after round {measured[-1].step}: held-out {metric} has not risen{gain} above "
         f"{values[before]:.3f} (step {measured[before].step}) in the last {times} ({last})"
     )
 
@@ -84,6 +92,7 @@ def why_stop(measured: Sequence[EvaluatedPolicy], rule: EarlyStoppingSpec) -> st
 def choose(measured: Sequence[EvaluatedPolicy], metric: Metric) -> EvaluatedPolicy:
     """Return the best policy that has a checkpoint, the earliest of equal ones. Return the last policy if an evaluation
     is pending or no value is known. The last policy must have a checkpoint."""
+    metric = measured_metric(measured, metric)
     candidates = [policy for policy in measured if policy.checkpoint is not None]
     best = best_of([policy.value(metric) for policy in candidates])
     return candidates[best] if best is not None and all(policy.exists for policy in candidates) else measured[-1]

@@ -26,7 +26,7 @@ class PolicyEvaluation:
 
     @property
     def success(self) -> float | None:
-        """Share of successful episodes; 0 if the rollout does not return `success`."""
+        """Share of successful episodes; None if the rollout does not return `success`."""
         return self.artifact.metrics.get("success")
 
     @property

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flows.experiment.early_stopping import choose
+from flows.experiment.early_stopping import choose, measured_metric
 from flows.history.records import Notice
 from flows.recipes.episodes import order_error
 from flows.recipes.outcome import RunOutcome
@@ -71,6 +71,7 @@ class Run(StageCalls):
         """Return the best evaluated policy of the rounds."""
         outcome = self.outcome
         metric = self.spec.early_stopping.metric if self.spec.early_stopping else "success"
+        metric = measured_metric(outcome.measured, metric)
         best = choose(outcome.measured, metric)
         policy = PolicyVersion(best.checkpoint, best.step)
         self._adopt(policy)

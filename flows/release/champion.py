@@ -127,8 +127,11 @@ def _compare(execution: Execution, outcome: RunOutcome, champion: Version, name:
         text = f"{name} version {version} is not champion: {evaluation}; version {champion.number} stays"
         return Decision(name, version, "refused", text, against=champion.number, margin=margin)
     episodes = [ScoredFiles.of(artifact.path).load() for artifact in (evaluation, outcome.last)]
+    summaries = [summary_of(artifact) for artifact in (evaluation, outcome.last)]
     try:
-        paired = paired_difference(episodes[0], episodes[1], alpha_of(*map(summary_of, (evaluation, outcome.last))))
+        paired = paired_difference(episodes[0], episodes[1], alpha_of(*summaries))
+        if any(summary["success"]["mean"] is None for summary in summaries):
+            raise ValueError("no episode of an evaluation states its success, so that nothing compares the versions")
     except ValueError as error:
         text = f"{name} version {version} is not champion: {error}; version {champion.number} stays"
         return Decision(name, version, "refused", text, against=champion.number, margin=margin)

@@ -10,14 +10,15 @@ from components.trajectories.parts import main_of, part_of
 from components.trajectories.policy_text import NGRAM, IdenticalTexts
 from components.trajectories.schema import Trajectory
 from components.trajectories.step_labels import CONTINUATIONS, CONTINUED, CONTINUED_TOKENS
+from components.trajectories.truncation import acted_to_the_end
 
 SAMPLED = "sampled_tokens"
 
 
 def figures(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Return the metrics of unscored episodes: counts, success rate, mean turns, tokens and invalid actions (where the
-    environment counts them), total cost of the model's provider, repetition, and the share of identical texts
-    (`components.trajectories.policy_text`).
+    """Return the metrics of unscored episodes: counts, success rate if it is known, mean turns, tokens and invalid
+    actions (where the environment counts them), total cost of the model's provider, repetition, and the share of
+    identical texts (`components.trajectories.policy_text`).
 
     Parts of the collection other than the policy's own attempts have separate metrics, such as `second/success`; so
     have continuations, which are not episodes."""
@@ -42,6 +43,8 @@ class _Part:
         self.tokens = self.cost = self.repetition = 0.0
         self.sums: Counter[str] = Counter()
         """Sums of the metrics of finished episodes. Names with a slash are labels of turns, and are left out."""
+        self.stated = self.silent = False
+        """True if an episode states its success; if one acted and ended by itself without stating it."""
         self.invalid: list[float] = [0.0, 0.0]
         """Sum and number of the environment's counts of invalid actions."""
         self.texts = IdenticalTexts()
@@ -56,6 +59,8 @@ class _Part:
             return
         self.finished += 1
         self.successes += trajectory.success
+        self.stated |= trajectory.outcome.get("success") is not None
+        self.silent |= acted_to_the_end(trajectory.metrics)
         self.sums.update({name: value for name, value in trajectory.metrics.items() if "/" not in name})
         if isinstance(invalid := trajectory.outcome.get("invalid_actions"), int | float):
             self.invalid = [self.invalid[0] + invalid, self.invalid[1] + 1]
@@ -67,7 +72,9 @@ class _Part:
         return {"episodes": float(self.episodes), "failed": failed, SAMPLED: self.tokens}
 
     def success(self) -> dict[str, float]:
-        return {"success": self.successes / self.finished} if self.finished else {}
+        """Return the success rate; nothing if it is unknown (`components.evaluation.metrics.states_success`)."""
+        known = self.finished and (self.stated or not self.silent)
+        return {"success": self.successes / self.finished} if known else {}
 
     def continued(self) -> dict[str, float]:
         """Return the number of successful continuations and their tokens; those that failed are a part."""

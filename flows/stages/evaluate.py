@@ -150,13 +150,14 @@ def _play_and_judge(
 def _summarise(draft: Draft, sequence: dict[str, Any] | None) -> dict[str, float]:
     """Write `summary.json` from the episodes and their scores, and return the limits of its intervals. sequence: data
     of the confidence sequence of an evaluation that may stop."""
-    from components.evaluation.metrics import summarise
+    from components.evaluation.metrics import states_success, summarise, without_success
     from components.trajectories.sources import ScoredFiles
 
     scored = ScoredFiles.of(draft.path).load()
     summary = summarise(scored, sequence["alpha"] if sequence else None) | ({"sequence": sequence} if sequence else {})
     (draft.path / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-    limits = {f"{name}_{end}": summary[name][end] for name in ("success", "reward") for end in ("low", "high")}
+    measured = summary if states_success(scored) else without_success(summary)
+    limits = {f"{name}_{end}": measured[name][end] for name in ("success", "reward") for end in ("low", "high")}
     intervals = {name: value for name, value in limits.items() if value is not None}
     return intervals | (_decision(sequence) if sequence else {})
 

@@ -168,6 +168,7 @@ class TestSummarise:
         cut.metrics[TURNS] = 1.0
         assert states_success([cut]), "an episode that was cut off did not succeed"
         assert without_success(summarise([silent]))["success"]["mean"] is None
+        assert not states_success([episode("a", outcome={"success": None})])
 
     def test_it_is_strict_json(self):
         for rows in (mixed(), mixed()[3:], mixed()[:1], []):

@@ -134,6 +134,14 @@ def test_a_version_without_an_evaluation_never_becomes_champion(root, name):
     assert tags_of_version["champion.decision"].endswith("version 2 stays")
 
 
+def test_versions_without_a_stated_success_are_no_comparison(root, name):
+    silent = [Trajectory("a", Scenario("a", {}, "heldout"), 0, [], metrics={"turns": 1.0}, outcome={"success": None})]
+    conclude(root, name, silent, seed=16)
+    decision, now, _, _ = conclude(root, name, silent, seed=17)
+    assert (decision.verdict, now) == ("refused", "1")
+    assert "no episode of an evaluation states its success" in decision.text
+
+
 def test_scenarios_that_nobody_shares_are_no_comparison(root, name):
     others = [Trajectory("other", Scenario("other", {}, "heldout"), 0, [], outcome={"success": True})]
     conclude(root, name, others, seed=11)

@@ -9,14 +9,16 @@ import pytest
 
 from components.artifacts import Artifact
 from components.errors import SpecError
-from components.evaluation.metrics import summarise
+from components.evaluation.metrics import states_success, summarise
 from components.trajectories.schema import Scenario, Score, Trajectory
 from components.trajectories.store import write_scores, write_trajectories
+from components.trajectories.truncation import TURNS
 from flows.experiment.early_stopping import EvaluatedPolicy
 from flows.experiment.requests import Requests
 from flows.recipes.outcome import RunOutcome
 from flows.reporting.report import round_figures, summary_of, titles_by, titles_of
 from flows.reporting.results import ReleaseResult, Results, passes_of
+from flows.stages.episode_figures import figures
 from flows.stages.execute import key_part
 from tests.flows.pretend import spec_of
 
@@ -158,6 +160,12 @@ def test_success_that_no_environment_states_is_unknown(tmp_path):
     rows = results(summaries={"start": failed, "final": unknown}).rows()
     assert [row[1][:5] for row in rows] == ["0.000", "–"]
     assert rows[1][2] == "0.250"
+    null, failed, cut = (
+        replace(answer, outcome=outcome, metrics=metrics)
+        for outcome, metrics in (({"success": None}, {}), ({"success": False}, {}), ({}, {TURNS: 1.0}))
+    )
+    for episodes in ([answer], [null], [cut], [null, failed], [answer, cut]):  # the metric of stages, and of MLflow
+        assert ("success" in figures(episodes)) == states_success(episodes), episodes
 
 
 def test_differences_are_told_in_words():

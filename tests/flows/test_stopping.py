@@ -74,6 +74,18 @@ def test_why_says_round_and_numbers():
     )
 
 
+def test_the_reward_decides_where_no_episode_states_its_success():
+    silent = measured(0.2, 0.1, 0.3)
+    for policy in silent:
+        del policy.evaluation.metrics["success"]
+    rule = EarlyStoppingSpec(patience=1)
+    assert "held-out reward has not risen above -0.100 (step 2) in the last evaluation (-0.300)" in str(
+        why_stop(silent, rule)
+    )
+    assert choose(silent, "success").step == 2
+    assert why_stop([*measured(0.5), *measured(0.6, None, None, digest="")[1:]], rule) is None  # pending, in a plan
+
+
 def test_the_best_policy_has_a_checkpoint():
     assert choose(measured(0.5, 0.7, 0.7, 0.1), "success").step == 2
     assert choose(measured(0.5, 0.7, 0.7, 0.1), "reward").step == 6

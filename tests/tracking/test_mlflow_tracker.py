@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,11 +228,13 @@ def test_the_parts_of_a_reward_are_assessments_of_their_own(tracker):
         "s1/0": Score("s1/0", 1.5, parts, explanation="style: short"),
         "s1/1": Score("s1/1", None, {"task": 1.0}, failure=failure),
     }
-    ids = tracker.log_trajectories([episode(0, 1.5), episode(1, None)], "evaluate base", scores)
+    episodes = [episode(0, 1.5), episode(1, None), replace(episode(2, 0.5), outcome={"success": None})]
+    ids = tracker.log_trajectories(episodes, "evaluate base", scores)
     assessments = [
         {item.name: item for item in tracker.client.get_trace(trace_id).info.assessments} for trace_id in ids
     ]
-    good, bad = sorted(assessments, key=len, reverse=True)
+    good, bad, silent = sorted(assessments, key=len, reverse=True)
+    assert list(silent) == ["reward"], "no episode without a stated success is a failure"
     assert {name: item.value for name, item in good.items()} == {
         "reward": 1.5,
         "success": False,
