@@ -10,20 +10,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, commands
+from components.data.form_resolution import first_examples, resolve_form
+from components.data.spec import DataSpec
+from tests.docs.pages import ROOT, blocks, commands
 
 PAGE = ROOT / "docs" / "guides" / "adaptation.md"
+
+
+def write_rows(folder: Path) -> list[Path]:
+    """Write the files that the page shows."""
+    paths = [folder / "ada.jsonl", folder / "returns.jsonl"]
+    for path, block in zip(paths, blocks(PAGE, "text"), strict=True):
+        path.write_text(block.text)
+    return paths
+
+
+def test_each_row_of_the_page_can_be_imported(tmp_path):
+    for path, form, rows in zip(write_rows(tmp_path), ("thumbs", "messages"), (4, 2), strict=True):
+        spec = DataSpec(path=str(path))
+        assert resolve_form(spec) == form
+        assert len(first_examples(spec.model_copy(update={"form": form}))) == rows
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_forks_of_one_policy_adapt_to_a_person_a_domain_and_new_tools(tmp_path):
-    rated = [{"prompt": f"Order {n}?", "completion": "It is on its way.", "label": n % 2 == 0} for n in range(8)]
-    said = [
-        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]} for n in "abcd"
-    ]
-    for name, rows in (("ada", rated), ("returns", said)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path)
     general, *adapted, compared = commands(PAGE)
     assert len(adapted) == 3
     first = tiny(general, tmp_path)
