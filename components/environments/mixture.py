@@ -66,6 +66,13 @@ class Mixture:
         environment, own = self._own(scenario)
         return await _result_of(environment.solve, own)
 
+    def check_program(self, scenarios: Sequence[Scenario]) -> None:
+        """Raise SpecError if tasks of an environment are files, whose folder a program would not get."""
+        for name, environment in self._environments.items():
+            if "workspace" in dir(type(environment)):
+                text = "its tasks are files, and agent.command does not get their folder in a mixture; expected "
+                raise SpecError.at(f"environment.environments.{name}", f"{text}agent=default, or no mixture")
+
     async def close(self) -> None:
         """Close all environments."""
         for environment in self._environments.values():

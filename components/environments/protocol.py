@@ -118,6 +118,9 @@ class Workspace(Protocol):
         """Return the folder of the current episode, in which a program acts (`agent.command`). Called after `reset`."""
         ...
 
+    # If a program cannot do some scenarios, define `check_program(scenarios)`: it raises SpecError if one of them is
+    # such, and is called before the first episode.
+
 
 @runtime_checkable
 class Players(Protocol):

@@ -24,6 +24,7 @@ from components.errors import EnvironmentFailed, ResourceError, SpecError
 from components.rollout.command_agent import CommandAgent
 from components.rollout.players.player import Player
 from components.specs import Target, validate
+from flows.experiment.compose import compose
 from tests.environments import checks
 from tests.rollout.test_command_agent import python
 from tests.rollout.worlds import Parrot, collect, endpoint
@@ -334,13 +335,21 @@ def test_the_variables_of_a_task_are_the_programs_and_not_the_sandboxs(tmp_path)
     assert (trajectory.failure, trajectory.success) == (None, True), trajectory.outcome
 
 
-@sandboxed
-def test_a_program_is_refused_where_there_must_be_no_network(tmp_path):
-    tasks = Tasks(str(task_folder(tmp_path, task__toml="[environment]\nallow_internet = false")))
-    tasks.reset(tasks.scenarios("train")[0])
-    with pytest.raises(SpecError, match=r"environment.network_mode = no-network, but a program of agent.command has"):
-        tasks.workspace  # noqa: B018
-    tasks.close()
+def test_a_program_is_refused_before_work_where_it_cannot_do_the_task(tmp_path):
+    task_folder(tmp_path, "median")
+    task_folder(tmp_path, task__toml="[environment]\nallow_internet = false")
+    run = ["+experiment=smoke", "agent=command", "warmup=none", "collect.scenarios=1", "evaluate.scenarios=1"]
+    alone = [*run, "environment=tasks", f"environment.path={tmp_path}"]
+    files = f"{{_target_: {Tasks.__module__}.Tasks, path: {tmp_path}}}"
+    mixed = [*run, "environment=mixture", f"+environment.environments.files={files}"]
+    for lines, reason in (
+        (alone, "environment.path: task greeting: task.toml: environment.network_mode = no-network, but a program of"),
+        (mixed, "environment.environments.files: its tasks are files, and agent.command does not get their folder in"),
+    ):
+        with pytest.raises(SpecError, match=f"1 problem in the configuration:\n  - {reason}"):
+            compose(lines)
+    (tmp_path / "greeting/task.toml").write_text("")
+    assert compose(alone).agent.command
 
 
 HARBOR = os.environ.get("HARBOR", "")

@@ -165,20 +165,23 @@ class Tasks(RestorableState):
 
     @property
     def workspace(self) -> WorkFolder:
-        """Return the working folder as a folder of this machine, which the tests then score. Raises SpecError if the
-        task must not have the network, which a program has."""
+        """Return the working folder as a folder of this machine, which the tests then score."""
         if self._folder is None:
             self._folder = HostFolder(self._task.work)
-        settings = self._task.settings
+        limit = self._task.settings["agent.timeout_sec"]
+        return WorkFolder(self._folder.path, self._task.workdir, self._task.variables, limit, (self._path,))
+
+    def check_program(self, scenarios: Sequence[Scenario]) -> None:
+        """Raise SpecError if a scenario must not have the network, which a program has."""
         for key in ("environment.network_mode", "agent.network_mode"):
-            if settings[key] == "no-network":
+            names = [scenario.id for scenario in scenarios if self._tasks[scenario.id].settings[key] == "no-network"]
+            if names:
+                tasks = f"task {names[0]}" if len(names) == 1 else f"{len(names)} tasks, such as {names[0]}"
                 message = (
-                    f"task {self._task.name}: task.toml: {key} = no-network, but a program of agent.command has the "
-                    "network, because it needs the endpoint; remove the key, or set agent=default"
+                    f"{tasks}: task.toml: {key} = no-network, but a program of agent.command has the network, because "
+                    "it needs the endpoint; remove the key from tasks that may have it, or set agent=default"
                 )
                 raise SpecError.at("environment.path", message)
-        at, variables = self._task.workdir, self._task.variables
-        return WorkFolder(self._folder.path, at, variables, settings["agent.timeout_sec"], (self._path,))
 
     def close(self) -> None:
         if self._folder is not None:

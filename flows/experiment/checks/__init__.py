@@ -57,6 +57,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     worlds.environment,
     worlds.no_environment,
     worlds.demonstrations,
+    worlds.program,
     models.frozen,
     learning.settings,
     learning.replay,

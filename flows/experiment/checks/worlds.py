@@ -18,6 +18,7 @@ from components.evaluation.spec import EvaluateSpec
 from components.exceptions import described
 from components.rollout.collect_spec import CollectSpec
 from components.rollout.collector import choose_scenarios
+from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.groups import misnamed
 from components.trajectories.schema import Scenario
@@ -215,16 +216,38 @@ def demonstrations(
 ) -> Iterator[Problem]:
     """Check that the scenarios of the warmup have a solution, if the environment has a method `check_solutions`."""
     warmup = demonstrated(warmup, data, flow)
-    if warmup is None or warmup.teacher is not None or "check_solutions" not in dir(environment.factory()):
+    if warmup is None or warmup.teacher is not None:
+        return
+    count = warmup.demonstrations
+
+    def chosen(train: Sequence[Scenario]) -> Sequence[Scenario]:
+        return choose_scenarios(train, count, 0, seed) if count <= len(train) else []
+
+    yield from _refusals(environment, "check_solutions", [TRAIN], chosen)
+
+
+def program(environment: Target, agent: AgentSpec, evaluate: EvaluateSpec) -> Iterator[Problem]:
+    """Check that a program can do the tasks, if the environment has a method `check_program`."""
+    if agent.command is not None:
+        yield from _refusals(environment, "check_program", [TRAIN, evaluate.split], list)
+
+
+def _refusals(
+    environment: Target,
+    method: str,
+    splits: Sequence[str],
+    chosen: Callable[[Sequence[Scenario]], Sequence[Scenario]],
+) -> Iterator[Problem]:
+    """Yield the problems that an optional method of the environment raises for the chosen scenarios of splits."""
+    if method not in dir(environment.factory()):
         return
     try:
         built = environment.build()
-        train = _scenarios(built, TRAIN)
+        scenarios = [scenario for split in splits for scenario in _scenarios(built, split)]
     except Exception:  # noqa: BLE001  the check `environment` reports it
         return
     try:
-        if warmup.demonstrations <= len(train):
-            built.check_solutions(choose_scenarios(train, warmup.demonstrations, 0, seed))
+        getattr(built, method)(chosen(scenarios))
     except SpecError as error:
         yield from error.problems
     finally:
