@@ -22,14 +22,16 @@ def csv_rows(file: DataFile, on_broken: OnBroken) -> Iterator[DataRow]:
     with file.open() as stream, reading(file.uri):
         delimiter = "\t" if file.tab_separated else ","
         lines = _Lines(stream, delimiter)
+        csv.field_size_limit(ROW_BYTES)  # of this process: `_Lines` limits records
         reader = csv.reader(lines, delimiter=delimiter)
         header = _record(reader, lines)
         if isinstance(header, str):
             raise ResourceError(str(BrokenRow(1, file.uri, header)))
         if not header:
             raise ResourceError(f"{file.uri}: expected a header with the names of the columns in the first line")
-        if len(set(header)) < len(header):
-            raise ResourceError(f"{file.uri}: two columns have the same name; expected different names: {header}")
+        if (twice := next((name for name in header if header.count(name) > 1), None)) is not None:
+            text = f"two columns have the name {twice!r}; expected different names"
+            raise ResourceError(f"{file.uri}: {text} (pandas' to_csv writes an index; index=False leaves it out)")
         while True:
             number = lines.number + 1
             record = _record(reader, lines)
@@ -92,7 +94,7 @@ def _record(reader: Any, lines: _Lines) -> list[str] | str | None:
     except RowTooLarge as error:
         return str(error)
     except csv.Error as error:
-        return f"invalid CSV: {error}; expected fields of at most {csv.field_size_limit()} characters"
+        return f"invalid CSV: {error}"
     if any(_UNDECODED.search(field) for field in record or ()):
         return "the text is not UTF-8"
     return record

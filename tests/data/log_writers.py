@@ -3,7 +3,9 @@
     PYTHONPATH=LIBRARIES python tests/data/log_writers.py NAME FOLDER
 
 writes the logs of the library NAME. `tests/data/logs` has the files of each; `make test-logs` installs the libraries
-and writes them again.
+and writes them again, except for those of servers: `phoenix_spans.jsonl` is `Client().spans.get_spans_dataframe()` of
+arize-phoenix 20.26.1 as `to_json` writes it, and `langfuse_observations.csv` the observations of the JSON file with a
+score, as `transformStreamToCsv` of Langfuse's server (August 2026) writes them.
 """
 
 from __future__ import annotations
@@ -194,6 +196,9 @@ def mlflow(folder: Path) -> None:
     for name in ("tags", "trace_metadata", "trace_location"):
         whole["info"].pop(name)
     write(folder / "mlflow_traces.json", [whole])
+    table = library.search_traces().drop(columns=["tags", "trace_metadata"])
+    table["trace"] = [json.dumps(whole)]
+    table.to_csv(folder / "mlflow_traces.csv")
 
 
 def openai(folder: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
 from components.data.form_resolution import resolve_form
@@ -32,8 +33,11 @@ LOGS = {
     "openinference_otlp.json": "otel",
     "langfuse_console.json": "otel",
     "langfuse_observations.json": "langfuse",
+    "langfuse_observations.csv": "langfuse",
     "langsmith_runs.jsonl": "langsmith",
     "mlflow_traces.json": "mlflow",
+    "mlflow_traces.csv": "mlflow",
+    "phoenix_spans.jsonl": "otel",
     "openai_stored_*.json": "openai_stored",
     "openai_batch_*.jsonl": "openai_batch",
 }
@@ -181,6 +185,15 @@ def test_a_log_that_cannot_be_used_says_why_by_row(tmp_path, subtests):
             [{**good, "startTime": ["x"], "input": {"messages": good["input"], "tools": [{"function": 5}]}}],
             "log.jsonl:1: tools: expected objects with the name",
         ),
+        "a trace without its observations": (
+            [{"id": "t", "timestamp": "", "release": "", "public": False, "input": "q", "output": "a"}],
+            "log.jsonl:1: trace t has no observations, which have the calls. Export the table of observations",
+        ),
+        "a trace without its spans": (
+            [{"info": {"trace_id": "t"}, "data": {"spans": []}}],
+            "log.jsonl:1: trace t has no spans. Search with include_spans=True",
+        ),
+        "an empty cell": ([{**good, "input": ""}], "log.jsonl:1: observation o1 has no messages. Export"),
         "no input": ([observation("t", 1, [], "a")], "log.jsonl:1: observation o1 has no messages. Export"),
         "a request alone": ([request], "log.jsonl:1: r1: the answer is missing. Add the batch's output file"),
         "a response alone": ([expired], "log.jsonl:1: r1: the input is missing. Add the batch's input file"),
@@ -211,6 +224,27 @@ def test_a_file_that_ends_early_or_has_another_shape_imports_nothing(tmp_path, s
             spec = DataSpec(path=str(tmp_path / name), form=form)
             with pytest.raises(ResourceError, match=reason):
                 list(form_rows(FORMS[form], spec, lambda broken: None))
+
+
+@pytest.mark.parametrize(
+    ("files", "columns", "form", "column"),
+    [
+        ("phoenix_spans.jsonl", None, "otel", "input_messages"),
+        ("langsmith_runs.jsonl", ["id", "run_type", "inputs", "outputs"], "langsmith", "inputs"),
+    ],
+)
+def test_a_table_with_the_text_of_python_in_its_cells_is_refused_with_what_to_export(
+    tmp_path, files, columns, form, column
+):
+    table = pandas.DataFrame(json.loads(line) for line in (FOLDER / files).read_text().splitlines())
+    table.to_csv(tmp_path / "a.csv", columns=columns, index=False)
+    with pytest.raises(ResourceError, match=rf"a.csv:2: .* {form}: {column}: expected .* DataFrame.to_json"):
+        conversations(tmp_path / "a.csv")
+
+
+def test_a_column_of_lists_of_numbers_is_a_score_in_the_export_of_langfuse():
+    _, (example,), _ = conversations(FOLDER / "langfuse_observations.csv", columns={"reward": "quality"})
+    assert example.candidates[0].reward == 0.5
 
 
 def test_an_import_reports_what_a_log_lacks_and_reads_scores(tmp_path):

@@ -81,7 +81,7 @@ def test_a_file_gives_its_rows_with_numbers_and_limit(tmp_path, subtests):
 def test_a_table_of_text_gives_text_and_the_lines_of_its_records(tmp_path, subtests):
     for suffix in [".csv", ".tsv"]:
         with subtests.test(suffix=suffix):
-            content = [{"prompt": 'two\nlines, "quoted"', "answer": "4"}, {"prompt": "b", "answer": ""}]
+            content = [{"prompt": 'two\nlines, "quoted"', "answer": "4" * 200_000}, {"prompt": "b", "answer": ""}]
             path = write(tmp_path / f"a{suffix}", content)
             assert [(row.number, row.values) for row in rows(SourceSpec(path=str(path)))] == [
                 (2, content[0]),

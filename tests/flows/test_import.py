@@ -26,9 +26,10 @@ from flows.stages.base import Context
 from flows.stages.execute import request_key, run_stage
 from flows.stages.import_data import ImportStage, summary_text
 from tests.data import rows as samples
+from tests.data.test_logs import FOLDER as LOG_FILES
 from tests.data.test_logs import LOGS
 from tests.flows.declarations import check_artifact
-from tests.flows.pretend import spec_of
+from tests.flows.pretend import run_stages, spec_of
 
 MODEL = {"name": "tiny", "source": "random", "max_length": 400, "lora": {"rank": 4}, "device": "cpu"}
 COMMON = {"learning_rate": 1e-2, "pack_tokens": 512}
@@ -219,6 +220,36 @@ def test_messages_without_loss_are_read_and_not_trained_on(context, tmp_path):
     (row,) = examples(ChatFormat(tokenizer), trajectories(artifact), 400)
     assert "OK" in tokenizer.decode(row["input_ids"])
     assert tokenizer.decode([row["input_ids"][target] for target in row["targets"]]) == "Action: buy[0]<|im_end|>"
+
+
+def test_the_log_of_a_library_becomes_a_checkpoint_that_learned_calls_and_answers(tmp_path):
+    text = (LOG_FILES / "openllmetry_console.json").read_text()  # one trace with two calls of the model
+    trace = json.JSONDecoder().raw_decode(text)[0]["context"]["trace_id"]
+    degrees = {"Oslo": 2, "Rome": 19, "Lima": 23}
+    for number, (city, value) in enumerate(degrees.items()):
+        own = text.replace(trace, f"0x{number:032x}").replace("Oslo", city).replace("2 degrees", f"{value} degrees")
+        (tmp_path / f"spans{number}.json").write_text(own)
+    arguments = ["+experiment=sft", "model=tiny", f"data.path='{tmp_path}/spans[01].json'", f"root={tmp_path}/root"]
+    spec = compose([*arguments, "data.heldout=null", f"data.heldout_path={tmp_path}/spans2.json"])
+    run, outcome = run_stages(spec)
+    context = Context.at(spec.root)
+    data = context.store.find(run.stages[0].key)
+    assert (data.kind, data.metrics["examples"], data.metrics["heldout"]) == ("dataset", 2, 1)
+    tokenizer = load_tokenizer(folder(spec.model, context.cache))
+    rows = list(examples(ChatFormat(tokenizer), trajectories(data), spec.model.max_length))
+    assert len(rows) == 2
+    for row in rows:
+        whole, learned = (
+            tokenizer.decode(ids) for ids in (row["input_ids"], [row["input_ids"][at] for at in row["targets"]])
+        )
+        (city,) = (city for city in degrees if city in learned)
+        call, answer = f'[weather(city="{city}")]<|im_end|>', f"It has {degrees[city]} degrees.<|im_end|>"
+        assert learned == call + answer
+        assert (
+            whole.index(f"Weather in {city}?") < whole.index(call) < whole.index(f"{degrees[city]} degrees<|im_end|>")
+        )
+    assert outcome.checkpoint.metrics["sampled_tokens"] == sum(len(row["targets"]) for row in rows)
+    assert check_artifact(outcome.checkpoint.path) == "train"
 
 
 def test_held_out_rows_are_in_a_folder_of_their_own(context, tmp_path):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from components.data.columns import parsed
-from components.data.logs.parts import LogPart, called, either
+from components.data.logs.parts import LogPart, called, either, structured
 
 LANGFUSE = "Export observations with input and output (fields=core,basic,io)"
 LANGSMITH = "Export runs with inputs and outputs; LANGSMITH_HIDE_INPUTS and LANGSMITH_HIDE_OUTPUTS remove them"
+TRACES = "has no observations, which have the calls. Export the table of observations, or the trace as JSON"
 MLFLOW = "Trace the calls with mlflow.openai.autolog() or another autolog, which records their inputs and outputs"
+SPANS = "Search with include_spans=True"
 _MODELS = ("CHAT_MODEL", "LLM")
 """Types of MLflow's spans that call a model."""
 
@@ -22,13 +25,19 @@ def langfuse(row: Mapping[str, Any]) -> list[LogPart] | None:
         entries = [*observations, *(parsed(row.get("scores")) or [])]
         return [part for entry in entries for part in langfuse({"traceId": row.get("id"), **entry}) or []]
     trace = either(row, "traceId", "trace_id")
+    if trace is None and row.keys() >= {"timestamp", "output", "release", "public"}:
+        return [LogPart(str(row.get("id")), problem=f"trace {row.get('id')} {TRACES}")]
     if trace is None or not (kind := row.get("type")) or "run_type" in row:
         known = trace is not None and "name" in row and "value" in row
         return [LogPart(str(trace), scores={str(row["name"]): row["value"]})] if known else None
+    values = {name: parsed(value) for name, value in row.items()}
+    scores = {name: fmean(items) for name, items in values.items() if _numbers(items)}
+    parts = [LogPart(str(trace), scores=scores)] if scores else []
     if str(kind).upper() != "GENERATION":
-        return []
+        return parts
     failed = either(row, "statusMessage", "status_message") or "its level is ERROR"
     return [
+        *parts,
         called(
             str(trace),
             either(row, "startTime", "start_time"),
@@ -37,7 +46,7 @@ def langfuse(row: Mapping[str, Any]) -> list[LogPart] | None:
             row.get("output"),
             error=failed if row.get("level") == "ERROR" else None,
             hint=LANGFUSE,
-        )
+        ),
     ]
 
 
@@ -46,15 +55,15 @@ def langsmith(row: Mapping[str, Any]) -> list[LogPart] | None:
     if "run_type" not in row or "inputs" not in row:
         return None
     trace = str(either(row, "trace_id", "id"))
-    feedback = parsed(row.get("feedback_stats")) or {}
+    inputs, outputs, extra, feedback = (
+        structured(row, name) or {} for name in ("inputs", "outputs", "extra", "feedback_stats")
+    )
     scores = {name: item["avg"] for name, item in feedback.items() if isinstance(item, Mapping) and "avg" in item}
     parts = [LogPart(trace, scores=scores)] if scores else []
     if row["run_type"] == "llm":
-        extra = parsed(row.get("extra")) or {}
         tools = (extra.get("invocation_params") or {}).get("tools")
-        start, name = row.get("start_time"), f"run {row.get('id')}"
-        outputs, error = row.get("outputs"), row.get("error")
-        parts.append(called(trace, start, name, row["inputs"], outputs, tools=tools, error=error, hint=LANGSMITH))
+        start, name, error = row.get("start_time"), f"run {row.get('id')}", row.get("error")
+        parts.append(called(trace, start, name, inputs, outputs, tools=tools, error=error, hint=LANGSMITH))
     return parts
 
 
@@ -66,7 +75,7 @@ def mlflow(row: Mapping[str, Any]) -> list[LogPart] | None:
     if not isinstance(info, Mapping) or not isinstance(data, Mapping) or not isinstance(data.get("spans"), list):
         return None
     trace = str(either(info, "trace_id", "request_id"))
-    parts = []
+    parts = [] if data["spans"] else [LogPart(trace, problem=f"trace {trace} has no spans. {SPANS}")]
     for span in data["spans"]:
         values = {name: parsed(value) for name, value in (span.get("attributes") or {}).items()}
         if str(values.get("mlflow.spanType")).strip('"') not in _MODELS:
@@ -81,3 +90,8 @@ def mlflow(row: Mapping[str, Any]) -> list[LogPart] | None:
         if isinstance(feedback := item.get("feedback"), Mapping) and item.get("valid", True):
             parts.append(LogPart(trace, scores={str(item.get("assessment_name")): feedback.get("value")}))
     return parts
+
+
+def _numbers(value: Any) -> bool:
+    """Return True for the values of a score, which has a column of its own in tables."""
+    return isinstance(value, list) and bool(value) and all(type(item) in (int, float) for item in value)

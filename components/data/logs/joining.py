@@ -70,7 +70,8 @@ def _parts(form: Form, row: DataRow) -> list[LogPart] | None:
     try:
         return form.parts(row.values)
     except (RowProblem, LookupError, TypeError, AttributeError, ValueError) as error:
-        text = f"{row.place}: the row is not in the shape of the form {form.name}: {type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, RowProblem) else f"{type(error).__name__}: {error}"
+        text = f"{row.place}: the row is not in the shape of the form {form.name}: {reason}"
         raise ResourceError(f"{text}. Correct or remove it; its conversation would be incomplete") from None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from components.data.columns import parsed
 from components.data.examples import RowProblem
 from components.data.logs import payloads
 
@@ -51,3 +52,14 @@ def called(
 def either(values: Mapping[str, Any], *names: str) -> Any:
     """Return the value of the first name that has one: exports write `traceId` or `trace_id`."""
     return next((values[name] for name in names if values.get(name) is not None), None)
+
+
+def structured(values: Mapping[str, Any], name: str) -> Any:
+    """Return a list or an object, which a cell of a table holds as JSON; None if it is empty. Raises RowProblem for
+    other text."""
+    value = parsed(values.get(name)) or None
+    if isinstance(value, str):
+        text = f"{name}: expected a list or an object, in a table as JSON, got {value[:40]!r}"
+        advice = "pandas' to_csv writes Python's text; use DataFrame.to_json(FILE, orient='records', lines=True)"
+        raise RowProblem(f"{text}. {advice}", fits=True)
+    return value

@@ -47,10 +47,10 @@ def answers(response: Any) -> list[dict[str, Any]]:
 def messages(value: Any, role: str = "assistant") -> list[dict[str, Any]]:
     """Return messages in OpenAI's format. role: of a text that stands for a message. Raises RowProblem."""
     value = parsed(value)
+    if value is None or value == "":  # an empty cell
+        return []
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    if value is None:
-        return []
     if isinstance(value, list) and value and isinstance(value[0], list):  # LangChain: a batch of one conversation
         value = value[0]
     return [message for item in (value if isinstance(value, list) else [value]) for message in _openai(item, role)]

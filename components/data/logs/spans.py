@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from components.data.columns import parsed
-from components.data.logs.parts import LogPart, called, either
+from components.data.logs.parts import LogPart, called, either, structured
 
 HINT = (
     "Switch the capture of content on: TRACELOOP_TRACE_CONTENT=true (OpenLLMetry), "
@@ -68,8 +68,8 @@ def _part(trace: str, name: str, start: Any, flat: Mapping[str, Any], span: Mapp
     if observation.get("type") == "generation":
         request, response = observation.get("input"), observation.get("output")
     elif llm.get("input_messages") or kind == "LLM":
-        request, response = (_openinference(llm.get(side)) for side in ("input_messages", "output_messages"))
-        tools = [parsed(item["tool"]["json_schema"]) for item in llm.get("tools") or []]
+        request, response = (_openinference(structured(llm, side)) for side in ("input_messages", "output_messages"))
+        tools = [parsed(item["tool"]["json_schema"]) for item in structured(llm, "tools") or []]
     elif model.get("request") and (model.get("operation") or {}).get("name") in _CALLS:
         request = parsed(either(model.get("input") or {}, "messages") or model.get("prompt"))
         response = parsed(either(model.get("output") or {}, "messages") or model.get("completion"))
