@@ -158,7 +158,12 @@ REFUSED = {
     "a GPU": ({"task__toml": "[environment]\ngpus = 1"}, "environment.gpus needs hardware"),
     "a user": ({"task__toml": '[verifier]\nuser = "root"'}, "verifier.user names a user"),
     "a network": ({"task__toml": '[environment]\nnetwork_mode = "public"'}, "set environment.offline=true"),
-    "tests elsewhere": ({"task__toml": '[verifier]\nenvironment_mode = "separate"'}, "a container of their own"),
+    "tests elsewhere": (
+        {"task__toml": '[verifier]\nenvironment_mode = "separate"'},
+        "separate gives the tests an image",
+    ),
+    "artifacts as text": ({"task__toml": 'artifacts = "a"'}, "artifacts = 'a': expected a list"),
+    "an image of the tests": ({"task__toml": "[verifier.environment]"}, 'set verifier.environment_mode = "shared"'),
     "a variable of this machine": ({"task__toml": '[verifier.env]\nKEY = "${KEY}"'}, "verifier.env.KEY = '${KEY}'"),
     "too many processors": ({"task__toml": "[environment]\ncpus = 4096"}, "environment.cpus = 4096: this machine has"),
     "Windows": ({"task__toml": '[environment]\nos = "windows"'}, "environment.os = windows: the sandbox has Linux"),
@@ -361,6 +366,7 @@ typing.override = typing_extensions.override  # Harbor needs Python 3.12; its re
 import harbor
 from harbor.models.task import config
 from harbor.models.task.task import Task
+from harbor.models.task.verifier_mode import resolve_task_verifier_mode
 
 def settings(model, prefix=""):
     return {prefix + name: getattr(model, name) for name in type(model).model_fields}
@@ -374,6 +380,9 @@ for folder in sorted(Path(sys.argv[1]).glob("*/task.toml")):
         del values[name]
         values |= settings(section, f"{name}.")
     tasks[folder.parent.name] = [Task.is_valid_dir(folder.parent), task.instruction, values]
+for text in json.loads(sys.argv[3]):
+    mode = resolve_task_verifier_mode(config.TaskConfig.model_validate_toml(text))
+    assert mode == config.VerifierEnvironmentMode.SEPARATE, text
 templates = Path(harbor.__file__).parent / "cli"
 for name in ("template-task", "template-adapter/task-template"):
     shutil.copytree(templates / name, Path(sys.argv[2], name.partition("/")[0]))
@@ -385,7 +394,8 @@ print(json.dumps(tasks, default=lambda value: getattr(value, "value", None) or v
 def test_harbor_reads_the_same(tmp_path):
     """Keys, values and defaults. A task of its template needs tests, and one of its adapters an image."""
     variables = {**os.environ, "PYTHONPATH": HARBOR}
-    command = [sys.executable, "-c", READ_BY_HARBOR, str(FOLDERS), str(tmp_path)]
+    separate = [REFUSED[name][0]["task__toml"] for name in ("tests elsewhere", "an image of the tests")]
+    command = [sys.executable, "-c", READ_BY_HARBOR, str(FOLDERS), str(tmp_path), json.dumps(separate)]
     theirs = json.loads(subprocess.run(command, env=variables, capture_output=True, check=True, text=True).stdout)
     ours = {task.name: task for task in read_tasks(str(FOLDERS))}
     assert theirs.keys() == ours.keys()

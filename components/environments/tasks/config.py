@@ -12,9 +12,14 @@ from typing import Any
 from components.specs import nearest
 
 _NUMBER = (int, float)
+_EXPECTED: dict[Any, str] = {_NUMBER: "a positive number", str: "text", dict: "a table", list: "a list"}
 _SERVICES = "needs services besides the sandbox"
 _GPU = "needs hardware that the sandbox does not have"
 _HOSTS = "lists hosts, but the sandbox has no network"
+_SEPARATE = (
+    "gives the tests an image of their own and nothing of the agent's but artifacts, and no image is built; if the "
+    'tests can run on the whole working folder, set verifier.environment_mode = "shared" without verifier.environment'
+)
 _USER = "names a user, but the sandbox has only one"
 KEYS: dict[str, Any] = {
     **dict.fromkeys(("schema_version", "source", "environment.docker_image", "environment.workdir"), str),
@@ -29,10 +34,10 @@ KEYS: dict[str, Any] = {
     **dict.fromkeys(("environment.gpus", "environment.gpu_types", "environment.tpu"), _GPU),
     **dict.fromkeys(("environment.mcp_servers", "environment.healthcheck", "verifier.collect"), _SERVICES),
     "environment.skills_dir": "names skills, which agents do not get",
-    "verifier.environment": "is an environment of the tests' own, which is not supported",
-    "artifacts": "collects artifacts; the tests get the whole working folder",
+    "verifier.environment": _SEPARATE,
+    "artifacts": list,
 }
-"""Type of the value of each key that is read, or the reason why it is refused unless it is null, 0 or empty."""
+"""Type of the value of each key that is read, or the reason why it is refused unless it is null, 0 or an empty list."""
 DEFAULTS: dict[str, Any] = {
     "verifier.timeout_sec": 600.0,
     **{key: {} for key in ("metadata", "solution.env", "verifier.env", "environment.env")},
@@ -65,10 +70,9 @@ def parse(text: str, offline: bool) -> tuple[dict[str, Any], list[str]]:
             close = nearest(key, KEYS)
             problems.append(f"{key}: no such key" + (f". Did you mean {close!r}?" if close else ""))
         elif isinstance(kind, str):
-            problems += [f"{key} {kind}"] if value else []
+            problems += [f"{key} {kind}"] if value or value == {} else []  # an empty table asks for the default
         elif not isinstance(value, kind) or isinstance(value, bool) or (kind is _NUMBER and not 0 < value < math.inf):
-            expected = "a positive number" if kind is _NUMBER else "text" if kind is str else "a table"
-            problems.append(f"{key} = {value!r:.80}: expected {expected}")
+            problems.append(f"{key} = {value!r:.80}: expected {_EXPECTED[kind]}")
         else:
             settings[key] = value
     return settings, problems or _unfit(settings, offline)
@@ -110,7 +114,7 @@ def _unfit(settings: dict[str, Any], offline: bool) -> list[str]:
     if (settings["environment.os"] or "linux").lower() != "linux":
         problems.append(f"environment.os = {settings['environment.os']}: the sandbox has Linux")
     if settings["verifier.environment_mode"] not in (None, "shared"):
-        problems.append("verifier.environment_mode = separate: tests in a container of their own are not supported")
+        problems.append(f"verifier.environment_mode = {settings['verifier.environment_mode']} {_SEPARATE}")
     if (cpus := settings["environment.cpus"] or 0) > (os.cpu_count() or 1):
         problems.append(f"environment.cpus = {cpus:g}: this machine has {os.cpu_count()}")
     return problems
