@@ -58,7 +58,7 @@ GROUPS = {
     "reward": 39,
     "reward_model": 3,
     "size": 2,
-    "task": 1,
+    "task": 2,
     "tracking": 1,
     "warmup": 4,
 }

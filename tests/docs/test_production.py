@@ -13,8 +13,12 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from components.environments.tools import call
+from components.environments.worlds.shop import Shop
 from components.inference.recording import Feedback
 from components.inference.request_bodies import read_body
+from docs.simulated_customers import Conversation, correction
+from docs.simulated_customers import main as customers
 from flows.compare import main as compare
 from flows.release.deployment_ledger import Ledger
 from flows.runs.deployments import main as deployments
@@ -46,6 +50,15 @@ def test_the_buttons_of_the_page_send_valid_feedback():
     assert [(body.answer, body.score) for body in bodies] == [("chatcmpl-1", 1.0), ("chatcmpl-1", 0.0)]
 
 
+def test_a_colleague_corrects_the_first_answer_that_left_the_procedure():
+    scenario = next(scenario for scenario in Shop().scenarios("train") if scenario.input["right"] == "refund")
+    order, item = scenario.input["order"], scenario.input["orders"][scenario.input["order"]]["item"]
+    hasty = [call("find_order", {"order": order}), call("exchange", {"order": order}), {"content": "It is sent."}]
+    (body,) = correction(scenario, Conversation("talk", list(zip("abc", hasty, strict=True))))
+    assert body["answer"] == "b"
+    assert body["correction"]["calls"] == [{"name": "check_policy", "arguments": json.dumps({"item": item})}]
+
+
 @pytest.mark.timeout(1800)
 def test_the_loop_closes_in_three_commands(tmp_path, command, capsys):
     train, again, comparison, *_ = commands(PAGE)
@@ -64,6 +77,9 @@ def test_the_loop_closes_in_three_commands(tmp_path, command, capsys):
         client, forward = blocks(PAGE, "python")
         for _ in range(8):
             exec(compile(client.text.replace("http://127.0.0.1:8000/v1", url), str(client), "exec"), {})
+        customers([url, "--customers", "6", "--corrected", "1"])
+        counted = capsys.readouterr().out.splitlines()[-1]
+        assert counted == "6 customers, 0 content, 6 corrections"  # random weights
         backend: dict = {}
         exec(compile(forward.text.replace("http://127.0.0.1:8000/v1", url), str(forward), "exec"), backend)
         asked = {"model": "shop", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
@@ -80,4 +96,4 @@ def test_the_loop_closes_in_three_commands(tmp_path, command, capsys):
     assert compare([*arguments(comparison, tmp_path), "--json"]) == 0
     versions = json.loads(capsys.readouterr().out)["versions"]
     counts = {version["version"]: (version["conversations"], version["scored"]) for version in versions}
-    assert counts == {"1": (17, 9)}  # the second answer to a question is a conversation of its own
+    assert counts == {"1": (23, 15)}  # the second answer to a question is a conversation of its own
