@@ -49,7 +49,7 @@ def test_versions_are_compared_by_the_scores_of_their_conversations(tmp_path, ca
     assert lines[4].startswith("verdict: 2 against 1: better, success +0.700 [+0.2")
     assert lines[5] == "verdict: 3 against 1: undecided, because one of them has no scores"
     pages = [block.text.splitlines() for block in blocks(ROOT / "docs" / "guides" / "production.md", "text")]
-    (output,) = (page[1:] for page in pages if page[0].startswith("$ "))
+    (output,) = (page[1:] for page in pages if page[0].startswith("$ python -m flows.compare"))
     assert shape(output) <= shape(lines)
     assert main([str(tmp_path), "--json"]) == 0
     assert [version["success"] for version in json.loads(capsys.readouterr().out)["versions"]] == [0.2, 0.9, None]
