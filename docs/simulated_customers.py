@@ -6,7 +6,7 @@ The program is the application between the customers and the policy: it knows a 
 executes the calls of the policy in its own database of orders (`components.environments.worlds.shop`). A seed gives
 other customers; the quickstart trains and evaluates with those of seed 0. After the conversation
 
-    the customer        scores it: 1 if the right order was handled rightly and the answer says so, else 0
+    the customer        scores it: 1 if the right order was handled rightly and the answer states the result, else 0
     a colleague         corrects a share of the bad ones (`--corrected`): the first answer that left the procedure
 
 Both know the truth, which people do not always.
