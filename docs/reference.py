@@ -138,13 +138,13 @@ def _keys(group: str) -> Iterator[str]:
         )
         yield _table(_rows(WarmupSpec, group, values, path))
     elif group == "feedback":
-        path = CONF / group / "scores.yaml"
+        path = CONF / group / "answers.yaml"
+        values = _read(path)
+        own = " and ".join(f"`{name}` {_value(value)}" for name, value in values.pop("scores").items())
         yield (
-            "`feedback.algorithm` has the keys of `algorithm=sft`, or with `feedback=choices` of `algorithm=dpo`. "
-            "Others are chosen by `algorithm@feedback.algorithm=ipo`; orpo has no reference, and needs "
-            "`~feedback.algorithm.reference` too."
+            f"`feedback.scores` has the keys of `algorithm=sft`, but {own}; `feedback.choices` those of "
+            "`algorithm=dpo`. Others are chosen by `algorithm@feedback.choices=ipo`. null leaves a training out."
         )
-        values = {name: value for name, value in _read(path).items() if name != "algorithm"}
         yield _table(_rows(FeedbackSpec, group, values, path))
     elif group == "reward_model":
         path, other = (CONF / group / f"{name}.yaml" for name in ("bradley_terry", "process"))

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +27,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from components.artifacts import lock_file, sync_tree
 from components.errors import ResourceError, SpecError
-from components.specs import Spec, validate
+from components.specs import Spec, nearest, validate
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Message, ToolCall, Trajectory
 
@@ -91,6 +91,11 @@ class EpisodeAnswer(FeedbackEntry):
         """Key of the answer's subject: a later answer with the same key replaces it."""
 
     @property
+    @abstractmethod
+    def verdict(self) -> Any:
+        """Content of the answer: two answers on the same subject with different verdicts contradict each other."""
+
+    @property
     def episode(self) -> tuple[str, str]:
         """Trajectory id and content digest."""
         return self.trajectory, self.content
@@ -106,6 +111,10 @@ class Rating(EpisodeAnswer):
     @property
     def about(self) -> tuple[Any, ...]:
         return (self.kind, self.author, self.episode)
+
+    @property
+    def verdict(self) -> Any:
+        return self.score
 
     @property
     def value(self) -> float:
@@ -130,6 +139,10 @@ class PairChoice(EpisodeAnswer):
     @property
     def about(self) -> tuple[Any, ...]:
         return (self.kind, self.author, *sorted((self.episode, self.other_episode)))
+
+    @property
+    def verdict(self) -> Any:
+        return {"a": self.episode, "b": self.other_episode}.get(self.better)
 
     @property
     def other_episode(self) -> tuple[str, str]:
@@ -179,6 +192,10 @@ class Correction(EpisodeAnswer):
     def about(self) -> tuple[Any, ...]:
         return (self.kind, self.author, self.episode, self.history, self.message)
 
+    @property
+    def verdict(self) -> Any:
+        return self.text, self.calls
+
     def corrected(self) -> Message:
         """Return the corrected message."""
         calls = [ToolCall(f"call_{self.message}_{i}", call.name, call.arguments) for i, call in enumerate(self.calls)]
@@ -211,24 +228,57 @@ def content_digest(trajectory: Trajectory) -> str:
     return _digest({"histories": histories, "tools": trajectory.tools})
 
 
-def corrects(correction: Correction, trajectory: Trajectory) -> bool:
-    """Return True if the corrected message exists and is an assistant message."""
-    histories = trajectory.histories
-    messages = histories[correction.history].messages if correction.history < len(histories) else []
-    return correction.message < len(messages) and messages[correction.message].role == "assistant"
+def mismatch(answer: Answer, by_id: Mapping[str, Trajectory], where: str) -> str | None:
+    """Return the reason why an answer does not fit the episodes of its artifact; None if it does. where: name of the
+    artifact, for messages."""
+    contents = [(answer.trajectory, answer.content)]
+    if isinstance(answer, PairChoice):
+        contents.append((answer.other, answer.other_content))
+    for name, content in contents:
+        if name not in by_id:
+            close = nearest(name, by_id)
+            return f"there is no episode {name!r} in {where}{f' (did you mean {close}?)' if close else ''}"
+        if content != content_digest(by_id[name]):
+            return f"episode {name!r} of {where} has a different content than the annotated one"
+    episode = by_id[answer.trajectory]
+    if isinstance(answer, PairChoice) and episode.group != by_id[answer.other].group:
+        return f"{answer.trajectory!r} and {answer.other!r} are of different scenarios and cannot be compared"
+    if isinstance(answer, Correction):
+        histories = episode.histories
+        messages = histories[answer.history].messages if answer.history < len(histories) else []
+        if answer.message >= len(messages) or messages[answer.message].role != "assistant":
+            return (
+                f"message {answer.message} of history {answer.history} of {answer.trajectory!r} is not the assistant's"
+            )
+    return None
 
 
 def standing(lines: Iterable[Line]) -> list[Answer]:
     """Return the valid answers in order of time: the last answer of each author on each subject, without withdrawn
     ones."""
-    all_lines = list(lines)
-    withdrawn = {(line.author, line.answer) for line in all_lines if isinstance(line, Withdrawal)}
     last: dict[tuple[Any, ...], Answer] = {}
-    for line in sorted(all_lines, key=lambda line: line.moment):
-        if not isinstance(line, Withdrawal) and (line.author, line.id) not in withdrawn:
-            last.pop(line.about, None)
-            last[line.about] = line
+    for _, answer in sorted(_not_withdrawn([("", line) for line in lines]), key=lambda placed: placed[1].moment):
+        last.pop(answer.about, None)
+        last[answer.about] = answer
     return list(last.values())
+
+
+def _not_withdrawn(lines: Sequence[tuple[str, Line]]) -> Iterator[tuple[str, Answer]]:
+    withdrawn = {(line.author, line.answer) for _, line in lines if isinstance(line, Withdrawal)}
+    for place, line in lines:
+        if not isinstance(line, Withdrawal) and (line.author, line.id) not in withdrawn:
+            yield place, line
+
+
+def _contradictions(lines: Sequence[tuple[str, Line]]) -> Iterator[str]:
+    """Yield a message for each answer that contradicts one of the same author, subject and time: neither of them is the
+    later one, which would replace the other."""
+    first: dict[tuple[Any, ...], tuple[str, Answer]] = {}
+    for place, answer in _not_withdrawn(lines):
+        before, other = first.setdefault((*answer.about, answer.moment), (place, answer))
+        if other.verdict != answer.verdict:
+            subject = f"{answer.kind} of {answer.trajectory!r} by {answer.author} at {answer.time}"
+            yield f"{place}: contradicts {before} ({subject}). Remove one of them, or give the valid one a later time"
 
 
 def digest_of(answers: Iterable[Answer]) -> str:
@@ -253,13 +303,23 @@ def read_line(text: str, where: str) -> Line:
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines of a file. An incomplete last line was never acknowledged and is skipped with a warning. Raises
-    ResourceError if lines are invalid, with their numbers, or if the file does not exist."""
+    """Return the lines of a file, or of all files of a folder. An incomplete last line was never acknowledged and is
+    skipped with a warning. Raises ResourceError if lines are invalid or contradict each other, with their numbers, if
+    the file does not exist, and for a folder without files."""
     return [line for _, line in numbered(path)]
 
 
 def numbered(path: Path) -> list[tuple[str, Line]]:
     """Return the lines as `read` does, each with its file and line number for messages."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not files:
+        raise ResourceError(f"{path} holds no feedback: expected files *.jsonl, as flows.runs annotate writes them")
+    lines = [line for file in files for line in _parsed(file)]
+    _refuse(list(_contradictions(lines)))
+    return lines
+
+
+def _parsed(path: Path) -> list[tuple[str, Line]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -279,21 +339,19 @@ def numbered(path: Path) -> list[tuple[str, Line]]:
                 parsed.append((place, read_line(line, place)))
             except ResourceError as error:
                 errors.append(str(error))
-    if errors:
-        more = f"\n… and {len(errors) - MOST_SHOWN} more lines" if len(errors) > MOST_SHOWN else ""
-        raise ResourceError("\n".join(errors[:MOST_SHOWN]) + more)
+    _refuse(errors)
     return parsed
 
 
+def _refuse(errors: Sequence[str]) -> None:
+    if errors:
+        more = f"\n… and {len(errors) - MOST_SHOWN} more lines" if len(errors) > MOST_SHOWN else ""
+        raise ResourceError("\n".join(errors[:MOST_SHOWN]) + more)
+
+
 def read_all(path: Path) -> list[Answer]:
-    """Return the valid answers of a file, or of all files of a folder. Raises as `read`, and ResourceError for a folder
-    without files."""
-    if not path.is_dir():
-        return standing(read(path))
-    files = sorted(path.glob("*.jsonl"))
-    if not files:
-        raise ResourceError(f"{path} holds no feedback: expected files *.jsonl, as flows.runs annotate writes them")
-    return standing(line for file in files for line in read(file))
+    """Return the valid answers of a file, or of all files of a folder. Raises as `read`."""
+    return standing(read(path))
 
 
 def write_line(line: Line) -> str:

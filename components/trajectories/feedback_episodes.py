@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from components.errors import Problem, SpecError
-from components.trajectories.feedback import Answer, Correction, PairChoice, Rating, content_digest, corrects
+from components.trajectories.feedback import Answer, Correction, PairChoice, Rating, content_digest
 from components.trajectories.groups import aside, by_scenario
 from components.trajectories.parts import CORRECTION
 from components.trajectories.schema import History, Scenario, Score, Trajectory
 
 Learns = Literal["scores", "corrections", "choices"]
+KINDS: dict[Learns, type[Answer]] = {"scores": Rating, "corrections": Correction, "choices": PairChoice}
 TRAIN = "train"
 """Split of the episodes that may be trained on."""
 ScoredEpisodes = list[tuple[Trajectory, Score]]
@@ -30,9 +30,14 @@ _Episodes = Mapping[tuple[str, str], Trajectory]
 """Episodes by trajectory id and content digest."""
 
 
-def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer], learns: Sequence[Learns]) -> ScoredEpisodes:
-    """Return the training episodes with their scores, grouped by scenario. episodes: candidates that answers refer to.
-    Raises SpecError for a correction of a message that is not the assistant's."""
+def of_kinds(answers: Iterable[Answer], learns: Sequence[Learns]) -> list[Answer]:
+    """Return the answers of these kinds."""
+    return [answer for answer in answers if isinstance(answer, tuple(KINDS[kind] for kind in learns))]
+
+
+def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer]) -> ScoredEpisodes:
+    """Return the training episodes with their scores, grouped by scenario. episodes: candidates that answers refer
+    to."""
     referenced = {answer.trajectory for answer in answers}
     referenced |= {answer.other for answer in answers if isinstance(answer, PairChoice)}
     by_content = {
@@ -40,13 +45,11 @@ def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer], learns: Se
         for trajectory in episodes
         if trajectory.id in referenced and trajectory.scenario.split == TRAIN
     }
-    pairs: ScoredEpisodes = []
-    if "scores" in learns:
-        pairs += _scored(by_content, [answer for answer in answers if isinstance(answer, Rating)])
-    if "corrections" in learns:
-        pairs += _corrected(by_content, [answer for answer in answers if isinstance(answer, Correction)])
-    if "choices" in learns:
-        pairs += _chosen(by_content, [answer for answer in answers if isinstance(answer, PairChoice)])
+    pairs = [
+        *_scored(by_content, [answer for answer in answers if isinstance(answer, Rating)]),
+        *_corrected(by_content, [answer for answer in answers if isinstance(answer, Correction)]),
+        *_chosen(by_content, [answer for answer in answers if isinstance(answer, PairChoice)]),
+    ]
     scores = {trajectory.id: score for trajectory, score in pairs}
     groups = by_scenario(trajectory for trajectory, _ in pairs).values()
     return [(trajectory, scores[trajectory.id]) for group in groups for trajectory in group]
@@ -71,9 +74,6 @@ def _corrected(episodes: _Episodes, corrections: Sequence[Correction]) -> Scored
     for number, correction in enumerate(sorted(corrections, key=lambda correction: correction.id)):
         if correction.episode in episodes:
             original = episodes[correction.episode]
-            if not corrects(correction, original):
-                where = f"message {correction.message} of history {correction.history} of {original.id!r}"
-                raise SpecError([Problem("feedback.path", f"a correction of {where}, which is not the assistant's")])
             history = original.histories[correction.history]
             before = [
                 replace(message, span=None, finish_reason=None) for message in history.messages[: correction.message]

@@ -12,7 +12,7 @@ from pathlib import Path
 from components.artifacts import Artifact, Store
 from components.errors import ResourceError
 from components.specs import nearest
-from components.trajectories.feedback import FOLDER, Correction, Line, PairChoice, Withdrawal, content_digest, corrects
+from components.trajectories.feedback import FOLDER, Line, Withdrawal, content_digest, mismatch
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Score, Trajectory
 from flows.history.records import RunRecord, StageRecord
@@ -57,22 +57,7 @@ class StageEpisodes:
         """Return the reason why an answer is invalid for these episodes, or None if it is valid."""
         if line.artifact != self.artifact.digest:
             return f"artifact {line.artifact[:12]} is not {self.label} of run {self.run.short}"
-        if isinstance(line, Withdrawal):
-            return None
-        contents = [(line.trajectory, line.content)]
-        if isinstance(line, PairChoice):
-            contents.append((line.other, line.other_content))
-        for name, content in contents:
-            if name not in self.by_id:
-                return f"there is no episode {name!r} in {self.label}{_suggestion(name, self.by_id)}"
-            if content != self.contents[name]:
-                return f"episode {name!r} of {self.label} has a different content than the annotated one"
-        episode = self.by_id[line.trajectory]
-        if isinstance(line, PairChoice) and episode.group != self.by_id[line.other].group:
-            return f"{line.trajectory!r} and {line.other!r} are of different scenarios and cannot be compared"
-        if isinstance(line, Correction) and not corrects(line, episode):
-            return f"message {line.message} of history {line.history} of {line.trajectory!r} is not the assistant's"
-        return None
+        return None if isinstance(line, Withdrawal) else mismatch(line, self.by_id, self.label)
 
 
 def stages(run: RunRecord) -> list[StageRecord]:
@@ -101,7 +86,8 @@ def stage_named(run: RunRecord, label: str | None) -> StageRecord:
         return by_label[label]
     if not by_label:
         return default_stage(run)
-    suggestion = _suggestion(label, by_label)
+    close = nearest(label, by_label)
+    suggestion = f" (did you mean {close}?)" if close else ""
     raise ResourceError(
         f"--stage {label}: run {run.short} has no such episodes{suggestion}; it has {', '.join(by_label)}"
     )
@@ -151,8 +137,3 @@ def _scores_artifact(store: Store, run: RunRecord, stage: StageRecord) -> Artifa
         if other.kind == "scores" and other.request["inputs"].get("trajectories") == stage.key:
             return store.find(other.key)
     return None
-
-
-def _suggestion(name: str, names: Sequence[str] | dict[str, Trajectory] | dict[str, StageRecord]) -> str:
-    close = nearest(name, names)
-    return f" (did you mean {close}?)" if close else ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from components.artifacts import Store
 from flows.experiment import data_kinds, feedback, fork
-from flows.experiment.feedback import FeedbackData
+from flows.experiment.feedback import FeedbackTraining
 from flows.experiment.fork import Fork
 from flows.experiment.spec import ExperimentSpec
 
@@ -17,7 +18,7 @@ class StartingPoint:
     """Policy of another run and human feedback that a run starts from; without either it starts from its model."""
 
     fork: Fork | None = None
-    feedback: FeedbackData | None = None
+    feedback: Sequence[FeedbackTraining] = ()
 
     @classmethod
     def resolve(cls, spec: ExperimentSpec, store: Store) -> Self:

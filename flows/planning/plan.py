@@ -150,8 +150,8 @@ class _Planner:
                 for ago, artifacts in enumerate(rounds):
                     for artifact in artifacts.values():
                         self._register(artifact, f"{run} {artifact.stage}[{fork.step - ago or 'sft'}]")
-        if start.feedback is not None:
-            for name, artifact in start.feedback.artifacts.items():
+        for part in start.feedback:
+            for name, artifact in part.artifacts.items():
                 self._register(artifact, f"annotated {name}")
 
     def _register(self, artifact: Artifact, label: str) -> None:

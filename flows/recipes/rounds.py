@@ -76,7 +76,7 @@ class RoundLoop:
         self.policy = policy
         self.models = reward_models or RewardModels(run)
         self.anchor = policy.checkpoint
-        self.reference = fork.reference if fork and run.start.feedback is None else policy.checkpoint
+        self.reference = fork.reference if fork and not run.start.feedback else policy.checkpoint
         self.anchored = run.trained_before
         """Training inputs of the anchor, latest first."""
         self.earlier = list(fork.earlier) if fork else []

@@ -28,7 +28,6 @@ from flows.history.records import Notice
 from flows.recipes.episodes import FED, Episodes, order_error, training_inputs
 from flows.recipes.outcome import RunOutcome
 from flows.stages.base import Request, StageRunner
-from flows.stages.feedback import FeedbackStage
 from flows.stages.sample import SampleStage
 from flows.stages.validate import ValidateStage
 
@@ -163,7 +162,7 @@ class StageCalls:
         if self.spec.data.is_set and self.warms_up and not self.spec.flow.offline:
             self.import_data()  # before any work, so that unusable rows cost none
         self.preferences()
-        before = pretrains or self.warms_up or self.start.feedback is not None
+        before = pretrains or self.warms_up or bool(self.start.feedback)
         if self.spec.environment is not None:
             self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
         return policy
@@ -299,17 +298,15 @@ class StageCalls:
         return policy, [episodes]
 
     def train_on_feedback(self, policy: PolicyVersion) -> PolicyVersion:
-        """Return the policy after training on human feedback, evaluated as `feedback`. Without `feedback` return the
-        policy itself."""
-        data = self.start.feedback
-        if data is None:
-            return policy
-        assert self.spec.feedback is not None
-        stage = FeedbackStage(path=data.path, answers=data.answers, learns=tuple(self.spec.feedback.learns))
-        answers = self.call("feedback", policy.step, self.requests.request("feedback", stage, data.artifacts))
-        episodes = Episodes.of("feedback", policy.step, answers)
-        policy = self.train([episodes], "feedback", algorithm=self.spec.feedback.algorithm, start=policy)
-        self.evaluate(policy, "feedback")
+        """Return the policy after training on human feedback, first on scores and corrections, then on choices, as far
+        as the file has them, evaluated as `feedback`. Without `feedback` return the policy itself."""
+        for part in self.start.feedback:
+            request = self.requests.request("feedback", part.stage, part.artifacts)
+            answers = self.call(f"feedback[{part.name}]", policy.step, request)
+            episodes = Episodes.of(part.name, policy.step, answers)
+            policy = self.train([episodes], part.name, algorithm=part.algorithm, start=policy)
+        if self.start.feedback:
+            self.evaluate(policy, "feedback")
         return policy
 
     def measure(self, policy: PolicyVersion, label: str) -> Artifact:

@@ -147,7 +147,7 @@ def _serve(options: argparse.Namespace, run: RunRecord) -> int:
             uvicorn.Server(config).run(sockets=[listener])
     session.close()
     summary = _summary(session)
-    print(f"{summary}; to train on them: feedback=scores feedback.path={episodes.file.parent}", file=sys.stderr)
+    print(f"{summary}; to train on them: feedback=answers feedback.path={episodes.file.parent}", file=sys.stderr)
     return 0
 
 

@@ -8,7 +8,7 @@ The judge is a `reward=constitution`: the run's own, also inside a composed rewa
 `reward.revise=true` the command makes no calls.
 
 FILE gets a correction for each revised answer, in the format of human corrections (`flows.runs annotate`), with the
-author `constitution NAME`. `feedback=scores feedback.path=FILE fork=RUN` trains on them. Corrections that FILE already
+author `constitution NAME`. `feedback=answers feedback.path=FILE fork=RUN` trains on them. Corrections that FILE already
 contains are not added again. --pairs FILE gets preferences in TRL's format, one JSON object per line, with `chosen`
 (the conversation up to the revised answer), `rejected` (up to the original one) and `tools`. RUN is an id, a prefix of
 an id, an experiment's name (its latest run) or `latest`. The default of --stage is the last round's collection.
@@ -100,7 +100,9 @@ def _revise(options: argparse.Namespace) -> int:
         f"added to {options.out}), {unscored} without a valid judgement; {costs}",
         file=sys.stderr,
     )
-    print(f"to train on them: feedback=scores feedback.path={options.out.absolute()} fork={run.short}", file=sys.stderr)
+    print(
+        f"to train on them: feedback=answers feedback.path={options.out.absolute()} fork={run.short}", file=sys.stderr
+    )
     return 0
 
 

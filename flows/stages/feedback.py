@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from components.artifacts import Draft
-from components.errors import Problem, ResourceError, SpecError
+from components.errors import ResourceError
 from components.specs.marks import FILES
 from components.trajectories.feedback_episodes import Learns
 from components.trajectories.schema import SCHEMA_VERSION, Selection
@@ -17,7 +17,7 @@ class FeedbackStage(StageSpec):
     path: Annotated[str, FILES]
     """File of answers, or folder of such files; not part of the key."""
     answers: str
-    """Digest of the answers."""
+    """Digest of the answers of the kinds in `learns`."""
     learns: tuple[Learns, ...]
 
     def key_part(self) -> dict[str, Any]:
@@ -26,24 +26,20 @@ class FeedbackStage(StageSpec):
 
 def feedback(spec: FeedbackStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
     """Write `trajectories.parquet`, `scores.parquet`, `selection.parquet`, and the answers as `feedback.jsonl`. Inputs:
-    the artifacts of the episodes that the answers refer to. Raises SpecError if no answer can be trained on, and
-    ResourceError if the file changed after the start of the run."""
+    the artifacts of the episodes that the answers refer to. Raises ResourceError if the file changed after the start
+    of the run."""
     from components.trajectories.feedback import digest_of, read_all, write_line
-    from components.trajectories.feedback_episodes import taught
+    from components.trajectories.feedback_episodes import of_kinds, taught
     from components.trajectories.store import read_trajectories, write_scores, write_selection, write_trajectories
 
-    answers = read_all(Path(spec.path))
+    answers = of_kinds(read_all(Path(spec.path)), spec.learns)
     if digest_of(answers) != spec.answers:
         raise ResourceError(
             f"feedback.path: {spec.path} changed after the start of the run. Run the same command again"
         )
     paths = (inputs[name].path / "trajectories.parquet" for name in sorted(inputs))
     episodes = (episode for path in paths for episode in read_trajectories(path))
-    examples = taught(episodes, answers, spec.learns)
-    if not examples:
-        kinds = " or ".join(spec.learns)
-        message = f"{spec.path} has nothing to train on: no {kinds} of finished episodes of split train"
-        raise SpecError([Problem("feedback.path", message)])
+    examples = taught(episodes, answers)
     write_trajectories(draft.path / "trajectories.parquet", [episode for episode, _ in examples])
     write_scores(draft.path / "scores.parquet", [score for _, score in examples])
     write_selection(draft.path / "selection.parquet", [Selection(episode.id, True, "kept") for episode, _ in examples])

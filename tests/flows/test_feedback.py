@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from components.errors import ResourceError, SpecError
 from components.models.weights import folder, load_tokenizer
 from components.trajectories.chat import ChatFormat
 from components.trajectories.convert import to_openai
-from components.trajectories.feedback import FOLDER, append
+from components.trajectories.feedback import FOLDER, append, read
 from components.trajectories.store import load_scored, read_trajectories
 from flows.experiment import feedback
 from flows.experiment.requests import Requests
@@ -22,7 +23,6 @@ from flows.history.records import RunRecord
 from flows.reporting.lineage import show
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
-from flows.stages.feedback import FeedbackStage
 from tests.flows.annotated import EPISODES, played
 from tests.flows.declarations import check_artifact
 from tests.flows.pretend import planned, run_stages, spec_of
@@ -82,11 +82,12 @@ def test_corrections_and_scores_train_the_policy_that_was_annotated(finished):
     artifact, (a, b, c, *_) = episodes_of(outcome)
     file = root / "corrected" / f"{artifact.digest}.jsonl"
     append(file, [rated(a, 5, artifact=artifact.digest), corrected(b, 2, "512", artifact=artifact.digest)])
-    after, learned = run(root, fork=before.id, feedback={"path": str(file.parent), "algorithm": SFT})
+    after, learned = run(root, fork=before.id, feedback={"path": str(file.parent), "scores": SFT})
     labels = [one.label for one in after.stages]
-    assert labels == ["evaluate[start]", "feedback", "train[feedback]", "evaluate[feedback]", "evaluate[final]"]
-    assert after.stage("train[feedback]").request["inputs"]["start"] == before.stage("train[1]").key
-    told = Store(root / "artifacts").find(after.stage("feedback").key)
+    trained = ["feedback[scores]", "train[scores]"]
+    assert labels == ["evaluate[start]", *trained, "evaluate[feedback]", "evaluate[final]"]
+    assert after.stage("train[scores]").request["inputs"]["start"] == before.stage("train[1]").key
+    told = Store(root / "artifacts").find(after.stage("feedback[scores]").key)
     assert told.metrics == {"episodes": 2.0, "authors": 1.0, "scored": 1.0, "corrected": 1.0, "pairs": 0.0}
     assert told.inputs == {"episodes_1": artifact.key}
     stages = {check_artifact(path.parent) for path in (root / "artifacts").glob("*/manifest.json")}
@@ -95,11 +96,11 @@ def test_corrections_and_scores_train_the_policy_that_was_annotated(finished):
     assert gain > was + 0.5
     assert learned.evaluations["feedback"].key != outcome.last.key
     # The file, in place of its folder.
-    again, _ = run(root, fork=before.id, feedback={"path": str(file), "algorithm": SFT})
+    again, _ = run(root, fork=before.id, feedback={"path": str(file), "scores": SFT})
     assert {one.status for one in again.stages} == {"cached"}
     append(file, [rated(c, 1, artifact=artifact.digest)])
-    more, _ = run(root, fork=before.id, feedback={"path": str(file), "algorithm": SFT})
-    assert {one.label for one in more.stages if one.status == "ran"} >= {"feedback", "train[feedback]"}
+    more, _ = run(root, fork=before.id, feedback={"path": str(file), "scores": SFT})
+    assert {one.label for one in more.stages if one.status == "ran"} >= {"feedback[scores]", "train[scores]"}
 
 
 @pytest.mark.timeout(1800)
@@ -108,8 +109,8 @@ def test_choices_train_preferences_exactly_as_people_chose(finished):
     artifact, (a, b, c, *_) = episodes_of(outcome)
     file = root / "chosen" / "x.jsonl"
     append(file, [chose(a, b, "b", artifact=artifact.digest), chose(b, c, "tie", artifact=artifact.digest)])
-    after, learned = run(root, fork=before.id, feedback={"path": str(file), "algorithm": DPO})
-    told = Store(root / "artifacts").find(after.stage("feedback").key)
+    after, learned = run(root, fork=before.id, feedback={"path": str(file), "choices": DPO})
+    told = Store(root / "artifacts").find(after.stage("feedback[choices]").key)
     scored = load_scored(told.path / "trajectories.parquet", told.path / "scores.parquet", None)
     assert {one.id.partition("~")[0]: one.reward for one in scored} == {a.id: 0.0, b.id: 1.0}
     found = [repr(one.histories) for one in sorted(scored, key=lambda one: one.id)]
@@ -117,7 +118,41 @@ def test_choices_train_preferences_exactly_as_people_chose(finished):
     log = [json.loads(line) for line in (learned.checkpoint.path / "log.jsonl").read_text().splitlines()]
     assert [round(log[0]["margin"], 4), log[-1]["accuracy"]] == [0.0, 1.0]
     assert log[-1]["margin"] > 0
-    assert after.stage("train[feedback]").request["inputs"]["reference"] == before.stage("train[1]").key
+    assert after.stage("train[choices]").request["inputs"]["reference"] == before.stage("train[1]").key
+
+
+@pytest.mark.timeout(1800)
+def test_one_file_of_all_kinds_trains_each_for_its_purpose_in_one_run(finished):
+    root, before, outcome = finished
+    artifact, (a, b, c, *_) = episodes_of(outcome)
+    file, here = root / "mixed" / "answers.jsonl", artifact.digest
+    answers = [rated(a, 5, artifact=here), corrected(b, 2, "512", artifact=here), chose(a, c, "b", artifact=here)]
+    append(file, answers)
+    part = {"feedback": {"path": str(file), "scores": SFT, "choices": DPO}}
+    plan = planned(root, **TINY, fork=before.id, **part)
+    after, learned = run(root, fork=before.id, **part)
+    trained = ["feedback[scores]", "train[scores]", "feedback[choices]", "train[choices]", "evaluate[feedback]"]
+    assert list(plan) == [one.label for one in after.stages] == ["evaluate[start]", *trained, "evaluate[final]"]
+    key = {label: after.stage(label).key for label in trained}
+    inputs = {label: after.stage(label).request["inputs"] for label in trained}
+    assert inputs["train[scores]"]["start"] == before.stage("train[1]").key
+    assert inputs["train[choices]"]["start"] == inputs["train[choices]"]["reference"] == key["train[scores]"]
+    assert learned.checkpoint.key == key["train[choices]"]
+    store = Store(root / "artifacts")
+    used = {label: read(store.find(key[label]).path / "feedback.jsonl") for label in trained if "feedback[" in label}
+    assert used == {"feedback[scores]": answers[:2], "feedback[choices]": answers[2:]}
+    log = (store.find(key["train[choices]"]).path / "log.jsonl").read_text().splitlines()
+    assert json.loads(log[-1])["accuracy"] == 1.0
+
+    append(file, [chose(b, c, "a", artifact=here)])  # resumes: the training on scores is that of before
+    again, _ = run(root, fork=before.id, **part)
+    assert {one.label: one.status for one in again.stages if one.label in trained} == {
+        "feedback[scores]": "cached",
+        "train[scores]": "cached",
+        "feedback[choices]": "ran",
+        "train[choices]": "ran",
+        "evaluate[feedback]": "ran",
+    }
 
 
 @pytest.mark.timeout(1800)
@@ -125,48 +160,67 @@ def test_the_rounds_go_on_from_what_people_taught(finished):
     root, before, outcome = finished
     artifact, (a, *_) = episodes_of(outcome)
     append(root / "more" / "x.jsonl", [rated(a, 5, artifact=artifact.digest)])
-    part = {"feedback": {"path": str(root / "more"), "algorithm": SFT}}
+    part = {"feedback": {"path": str(root / "more"), "scores": SFT}}
     after, _ = run(root, fork=before.id, rounds=2, **part)
-    assert after.stage("train[2]").request["inputs"]["start"] == after.stage("train[feedback]").key
-    assert after.stage("collect[2]").request["inputs"]["policy"] == after.stage("train[feedback]").key
+    assert after.stage("train[2]").request["inputs"]["start"] == after.stage("train[scores]").key
+    assert after.stage("collect[2]").request["inputs"]["policy"] == after.stage("train[scores]").key
     fresh, _ = run(root, rounds=0, **part)  # of the base model
-    assert "start" not in fresh.stage("train[feedback]").request["inputs"]
-    text = show(Lineage(root), after.stage("train[feedback]").key)
+    assert "start" not in fresh.stage("train[scores]").request["inputs"]
+    text = show(Lineage(root), after.stage("train[scores]").key)
     assert "feedback" in text
 
 
 def test_a_plan_knows_what_will_be_learned(tmp_path):
     run = played(tmp_path)
     append(tmp_path / FOLDER / "x.jsonl", [rated(EPISODES[0], 5, artifact=run.stage("collect[1]").digest)])
-    part = {"path": str(tmp_path / FOLDER), "algorithm": SFT}
+    part = {"path": str(tmp_path / FOLDER), "scores": SFT}
     found = planned(tmp_path, rounds=1, fork=run.id, feedback=part)
-    assert list(found)[:3] == ["evaluate[start]", "feedback", "train[feedback]"]
-    assert found["feedback"].inputs == {"episodes_1": "annotated episodes_1"}
-    assert found["train[feedback]"].inputs["trajectories"] == "feedback"
+    assert list(found)[:3] == ["evaluate[start]", "feedback[scores]", "train[scores]"]
+    assert found["feedback[scores]"].inputs == {"episodes_1": "annotated episodes_1"}
+    assert found["train[scores]"].inputs["trajectories"] == "feedback[scores]"
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------
 
 
-def said(tmp_path, *answers, algorithm=SFT):
+def said(tmp_path, *answers, **algorithms):
     file = tmp_path / "said.jsonl"
     file.unlink(missing_ok=True)
     append(file, answers)
-    return spec_of(tmp_path, feedback={"path": str(file), "algorithm": algorithm}).feedback
+    return spec_of(tmp_path, feedback={"path": str(file), **(algorithms or {"scores": SFT})}).feedback
 
 
 def test_what_cannot_be_learned_is_said_before_the_start(tmp_path):
     run: RunRecord = played(tmp_path)
     store, here = Store(tmp_path / "artifacts"), run.stage("collect[1]").digest
     a, b, *_ = EPISODES
+    both = {"scores": SFT, "choices": DPO}
+    other = EPISODES[3]
     cases = [
-        (rated(a, 5, artifact="b" * 64), SFT, r"1 answers in .* artifact bbbbbbbbbbbb, which is not in"),
-        (rated(a, 5, artifact=here), DPO, "no choices, which dpo trains on"),
-        (chose(a, b, artifact=here), SFT, "no scores and no corrections, which sft trains on"),
+        ([rated(a, 5, artifact="b" * 64)], both, r"1 answers in .* artifact bbbbbbbbbbbb, which is not in"),
+        ([rated(a, 5, artifact=here)], {"choices": DPO}, "no choices of .*, which dpo trains on"),
+        ([chose(a, b, artifact=here)], {"scores": SFT}, "no scores and no corrections of .*, which sft trains on"),
+        (
+            [chose(a, b, "tie", artifact=here)],
+            both,
+            "no scores and no corrections and no choices of finished episodes of split train, which sft or dpo trains",
+        ),
+        (
+            [rated(a, 5, artifact=here), rated(replace(b, id="order-A7/9"), 5, artifact=here)],
+            both,
+            r"said\.jsonl, line 2: there is no episode 'order-A7/9' in artifact",
+        ),
+        ([corrected(b, 1, artifact=here)], both, r"said\.jsonl, line 1: message 1 .* is not the assistant's"),
+        ([chose(a, other, artifact=here)], both, r"said\.jsonl, line 1: .* of different scenarios"),
+        (
+            [rated(a, 5, artifact=here), chose(a, b, "a", artifact=here), chose(b, a, "a", artifact=here)],
+            both,
+            r"said\.jsonl, line 3: contradicts .*said\.jsonl, line 2 \(choice of 'order-A7/1' by Ada at 2026",
+        ),
     ]
-    for answer, algorithm, words in cases:
+    for answers, algorithms, words in cases:
         with pytest.raises(SpecError, match=words):
-            feedback.resolve(said(tmp_path, answer, algorithm=algorithm), store)
+            feedback.resolve(said(tmp_path, *answers, **algorithms), store)
     spec = said(tmp_path, chose(a, b, artifact=here))
     with open(tmp_path / "said.jsonl", "a") as file:
         file.write("{}\n")
@@ -176,25 +230,21 @@ def test_what_cannot_be_learned_is_said_before_the_start(tmp_path):
     with pytest.raises(SpecError, match=r"feedback\.path: there is no file"):
         feedback.resolve(spec, store)
     refused = [
-        ({"name": "sft"}, "feedback.algorithm.weight_temperature", "null: gives episodes that annotators"),
-        ({"name": "grpo"}, "feedback.algorithm.name", "'grpo'"),
+        ({"scores": {"name": "sft"}}, "feedback.scores.weight_temperature", "null: gives episodes that annotators"),
+        ({"scores": {"name": "grpo"}}, "feedback.scores.name", "'grpo'"),
+        ({"scores": DPO}, "feedback.scores", "an algorithm that trains on scores or corrections; dpo does not"),
+        ({"choices": SFT}, "feedback.choices", "an algorithm that trains on choices; sft does not"),
+        ({}, "feedback", "trains on nothing: scores and choices are null"),
     ]
-    found = wrong_problems(refused, lambda algorithm: spec_of(tmp_path, feedback={"path": "x", "algorithm": algorithm}))
-    assert found == []
-
-
-def request_of(tmp_path, spec, data):
-    stage = FeedbackStage(path=data.path, answers=data.answers, learns=spec.learns)
-    return Requests(spec_of(tmp_path, feedback=spec.model_dump())).request("feedback", stage, data.artifacts)
+    assert wrong_problems(refused, lambda part: spec_of(tmp_path, feedback={"path": "x", **part})) == []
 
 
 def test_an_answer_given_after_the_start_is_not_mixed_in(tmp_path):
     run = played(tmp_path)
     context, here = Context.at(tmp_path), run.stage("collect[1]").digest
     spec = said(tmp_path, rated(EPISODES[0], 5, artifact=here))
-    found = feedback.resolve(spec, context.store)
-
-    request = request_of(tmp_path, spec, found)
+    (found,) = feedback.resolve(spec, context.store)
+    request = Requests(spec_of(tmp_path)).request("feedback", found.stage, found.artifacts)
     append(tmp_path / "said.jsonl", [rated(EPISODES[1], 1, artifact=here)])
     with pytest.raises(ResourceError, match="changed after the start of the run"):
         run_stage(request, context)
@@ -207,8 +257,5 @@ def test_held_out_episodes_alone_teach_nothing(tmp_path):
     (held_out, *_) = read_trajectories(artifact.path / "trajectories.parquet")
     spec = said(tmp_path, rated(held_out, 5, artifact=stage.digest))
 
-    found = feedback.resolve(spec, context.store)
-    with pytest.raises(
-        SpecError, match="has nothing to train on: no scores or corrections of finished episodes of split train"
-    ):
-        run_stage(request_of(tmp_path, spec, found), context)
+    with pytest.raises(SpecError, match="no scores and no corrections of finished episodes of split train"):
+        feedback.resolve(spec, context.store)

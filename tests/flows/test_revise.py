@@ -64,7 +64,7 @@ def test_answers_that_do_not_keep_the_principles_become_corrections(tmp_path, ru
     assert "4 answers of collect[1]" in stderr
     assert "2 revised (2 added" in stderr
     assert "6 calls, 0 answers from the cache" in stderr
-    assert f"feedback=scores feedback.path={tmp_path / 'revised.jsonl'} fork={run.short}" in stderr
+    assert f"feedback=answers feedback.path={tmp_path / 'revised.jsonl'} fork={run.short}" in stderr
 
 
 def test_they_are_learned_from_like_corrections_of_people(tmp_path, run):

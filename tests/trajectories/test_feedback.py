@@ -86,8 +86,8 @@ def test_what_is_added_is_there_once(tmp_path):
     assert read(file) == [*lines, corrected(ONE, 1)]
     other_form = json.dumps(dict(reversed(rated(OTHER, 1).model_dump(mode="json").items())), indent=None)
     file.write_text(file.read_text() + other_form)  # by hand, without a line break at the end
-    assert append(file, [rated(OTHER, 1), rated(OTHER, 2)]) == 2 - 1
-    assert [answer.id for answer in read(file)][-2:] == [rated(OTHER, 1).id, rated(OTHER, 2).id]
+    assert append(file, [rated(OTHER, 1), rated(OTHER, 2, second=1)]) == 2 - 1
+    assert [answer.id for answer in read(file)][-2:] == [rated(OTHER, 1).id, rated(OTHER, 2, second=1).id]
 
 
 def test_a_line_that_was_never_acknowledged_is_no_damage(tmp_path, caplog):

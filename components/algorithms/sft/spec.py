@@ -45,7 +45,7 @@ class SFTSpec(AlgorithmSpec):
     def feedback_problems(self) -> Iterator[Problem]:
         if self.weight_temperature is None:
             yield Problem(
-                "feedback.algorithm.weight_temperature",
+                "feedback.scores.weight_temperature",
                 "null: gives episodes that annotators scored 1 the same weight as those scored 5; expected a number, "
                 "such as 0.25",
             )

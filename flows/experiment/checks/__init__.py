@@ -66,7 +66,7 @@ CHECKS: tuple[Callable[..., Iterator[Problem]], ...] = (
     importing.heldout,
     importing.preferences,
     importing.offline_algorithm,
-    learning.feedback_weights,
+    learning.feedback,
     computing.stages,
     computing.places,
     computing.budget,

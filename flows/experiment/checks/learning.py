@@ -293,7 +293,13 @@ def ewc(
         )
 
 
-def feedback_weights(feedback: FeedbackSpec | None) -> Iterator[Problem]:
-    """Check that training on human feedback weights episodes by their score."""
-    if feedback is not None:
-        yield from feedback.algorithm.feedback_problems()
+def feedback(feedback: FeedbackSpec | None) -> Iterator[Problem]:
+    """Check that an algorithm trains on human feedback, and weights episodes by their score."""
+    if feedback is None:
+        return
+    if not feedback.trainings:
+        yield Problem(
+            "feedback", "trains on nothing: scores and choices are null; expected an algorithm for one of them"
+        )
+    for algorithm in feedback.trainings.values():
+        yield from algorithm.feedback_problems()

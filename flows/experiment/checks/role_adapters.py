@@ -50,8 +50,8 @@ def training(
     """Check that all that is trained can train the adapter of a role."""
     if not (named := _roles(model)):
         return
-    trained = {"algorithm": algorithm} | ({"feedback.algorithm": feedback.algorithm} if feedback is not None else {})
-    for path, chosen in trained.items():
+    taught = feedback.trainings if feedback is not None else {}
+    for path, chosen in {"algorithm": algorithm, **{f"feedback.{name}": part for name, part in taught.items()}}.items():
         if not chosen.trains_roles:
             yield _problem(f"{path}.name", chosen.name, "trains one adapter", named, "grpo or a variant of it, or sft")
     if model.quantization != "none":
