@@ -3,6 +3,7 @@
     score        feedback `human_score`, 1 to 5
     choice       feedback `human_choice` on both episodes: better, worse or tie; one per compared episode
     correction   expectation `correction`; one per corrected message
+    step         feedback `human_step`: true for good; one per labelled message
 
 An episode without a trace gets one. The files of answers are the source of truth: `tell` synchronises the assessments
 of an episode with them and is idempotent.
@@ -15,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from components.tracking import traces
-from components.trajectories.feedback import Answer, Correction, PairChoice, Rating
+from components.trajectories.feedback import Answer, Correction, MessageAnswer, PairChoice, Rating, StepLabel
 from components.trajectories.schema import Trajectory
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Assessment
 
-_NAMES = ("human_score", "human_choice", "correction")
+_NAMES = ("human_score", "human_choice", "correction", "human_step")
 _ANSWER = "answer"
 """Metadata key of an assessment: the id of its answer."""
 _SIDES = {"a": ("better", "worse"), "b": ("worse", "better"), "tie": ("tie", "tie")}
@@ -98,6 +99,8 @@ def assessments(episode: Trajectory, answers: Sequence[Answer], run_id: str) -> 
             "last_update_time_ms": int(answer.moment * 1000),
         }
         metadata = {_ANSWER: answer.id, **({"note": answer.note} if answer.note else {})}
+        if isinstance(answer, MessageAnswer):
+            metadata |= {"history": str(answer.history), "message": str(answer.message)}
         assessment: Assessment
         if isinstance(answer, Rating):
             assessment = Feedback(
@@ -108,9 +111,10 @@ def assessments(episode: Trajectory, answers: Sequence[Answer], run_id: str) -> 
             metadata |= {"other": (answer.other, answer.trajectory)[side]}
             value = _SIDES[answer.better][side]
             assessment = Feedback("human_choice", value, rationale=answer.note or None, metadata=metadata, **common)
+        elif isinstance(answer, StepLabel):
+            assessment = Feedback("human_step", answer.good, metadata=metadata, **common)
         else:
             assert isinstance(answer, Correction)
-            metadata |= {"history": str(answer.history), "message": str(answer.message)}
             correction = {"text": answer.text, "calls": [call.model_dump() for call in answer.calls]}
             assessment = Expectation("correction", correction, metadata=metadata, **common)
         assessment.run_id = run_id

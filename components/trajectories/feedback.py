@@ -1,4 +1,4 @@
-"""Human feedback on episodes: scores, preferences between two episodes, and corrections of messages.
+"""Human feedback on episodes: scores, preferences between two episodes, corrections of messages, and labels of steps.
 
     {"kind": "score", "score": 4, "trajectory": ID, "content": DIGEST, "artifact": DIGEST, "author": ..., "time": ...}
 
@@ -18,7 +18,7 @@ import json
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -149,6 +149,30 @@ class PairChoice(EpisodeAnswer):
         return self.other, self.other_content
 
 
+class MessageAnswer(EpisodeAnswer):
+    """An answer about an assistant message of an episode."""
+
+    history: int = Field(0, ge=0)
+    """Index of the history."""
+    message: int = Field(ge=0)
+    """Index of the message in its history."""
+
+    @property
+    def about(self) -> tuple[Any, ...]:
+        return (self.kind, self.author, self.episode, self.history, self.message)
+
+
+class StepLabel(MessageAnswer):
+    """A label of a step, which is an assistant message with its calls."""
+
+    kind: Literal["step"] = "step"
+    good: bool = Field(strict=True)
+
+    @property
+    def verdict(self) -> Any:
+        return self.good
+
+
 class CorrectedCall(Spec):
     """A tool call of a corrected message."""
 
@@ -168,14 +192,10 @@ class CorrectedCall(Spec):
         return value
 
 
-class Correction(EpisodeAnswer):
+class Correction(MessageAnswer):
     """A corrected version of an assistant message."""
 
     kind: Literal["correction"] = "correction"
-    history: int = Field(0, ge=0)
-    """Index of the history."""
-    message: int = Field(ge=0)
-    """Index of the message in its history."""
     text: str = Field("", max_length=200_000)
     calls: tuple[CorrectedCall, ...] = ()
 
@@ -187,10 +207,6 @@ class Correction(EpisodeAnswer):
         return value
 
     model_config = {**Spec.model_config, "validate_default": True}
-
-    @property
-    def about(self) -> tuple[Any, ...]:
-        return (self.kind, self.author, self.episode, self.history, self.message)
 
     @property
     def verdict(self) -> Any:
@@ -210,12 +226,13 @@ class Withdrawal(FeedbackEntry):
     """Id of the answer."""
 
 
-Answer = Rating | PairChoice | Correction
+Answer = Rating | PairChoice | Correction | StepLabel
 Line = Answer | Withdrawal
 KINDS: dict[str, type[Line]] = {
     "score": Rating,
     "choice": PairChoice,
     "correction": Correction,
+    "step": StepLabel,
     "withdrawal": Withdrawal,
 }
 
@@ -243,7 +260,7 @@ def mismatch(answer: Answer, by_id: Mapping[str, Trajectory], where: str) -> str
     episode = by_id[answer.trajectory]
     if isinstance(answer, PairChoice) and episode.group != by_id[answer.other].group:
         return f"{answer.trajectory!r} and {answer.other!r} are of different scenarios and cannot be compared"
-    if isinstance(answer, Correction):
+    if isinstance(answer, MessageAnswer):
         histories = episode.histories
         messages = histories[answer.history].messages if answer.history < len(histories) else []
         if answer.message >= len(messages) or messages[answer.message].role != "assistant":
@@ -256,29 +273,27 @@ def mismatch(answer: Answer, by_id: Mapping[str, Trajectory], where: str) -> str
 def standing(lines: Iterable[Line]) -> list[Answer]:
     """Return the valid answers in order of time: the last answer of each author on each subject, without withdrawn
     ones."""
-    last: dict[tuple[Any, ...], Answer] = {}
-    for _, answer in sorted(_not_withdrawn([("", line) for line in lines]), key=lambda placed: placed[1].moment):
-        last.pop(answer.about, None)
-        last[answer.about] = answer
-    return list(last.values())
+    return _latest([("", line) for line in lines])[0]
 
 
-def _not_withdrawn(lines: Sequence[tuple[str, Line]]) -> Iterator[tuple[str, Answer]]:
+def _latest(lines: Sequence[tuple[str, Line]]) -> tuple[list[Answer], list[str]]:
+    """Return the valid answers, and a message for each that contradicts one of the same author, subject and time:
+    neither of them is the later one, which would replace the other. lines: each with its place."""
     withdrawn = {(line.author, line.answer) for _, line in lines if isinstance(line, Withdrawal)}
-    for place, line in lines:
-        if not isinstance(line, Withdrawal) and (line.author, line.id) not in withdrawn:
-            yield place, line
-
-
-def _contradictions(lines: Sequence[tuple[str, Line]]) -> Iterator[str]:
-    """Yield a message for each answer that contradicts one of the same author, subject and time: neither of them is the
-    later one, which would replace the other."""
-    first: dict[tuple[Any, ...], tuple[str, Answer]] = {}
-    for place, answer in _not_withdrawn(lines):
-        before, other = first.setdefault((*answer.about, answer.moment), (place, answer))
-        if other.verdict != answer.verdict:
+    last: dict[tuple[Any, ...], tuple[str, Answer]] = {}
+    contradictions: dict[tuple[Any, ...], str] = {}
+    for place, answer in sorted(lines, key=lambda placed: placed[1].moment):
+        if isinstance(answer, Withdrawal) or (answer.author, answer.id) in withdrawn:
+            continue
+        before, other = last.pop(answer.about, (place, answer))
+        last[answer.about] = place, answer
+        if answer.moment > other.moment:
+            contradictions.pop(answer.about, None)
+        elif answer.verdict != other.verdict:
             subject = f"{answer.kind} of {answer.trajectory!r} by {answer.author} at {answer.time}"
-            yield f"{place}: contradicts {before} ({subject}). Remove one of them, or give the valid one a later time"
+            text = f"{place}: contradicts {before} ({subject}). Remove one of them, or add a later answer"
+            contradictions[answer.about] = text
+    return [answer for _, answer in last.values()], list(contradictions.values())
 
 
 def digest_of(answers: Iterable[Answer]) -> str:
@@ -315,7 +330,7 @@ def numbered(path: Path) -> list[tuple[str, Line]]:
     if not files:
         raise ResourceError(f"{path} holds no feedback: expected files *.jsonl, as flows.runs annotate writes them")
     lines = [line for file in files for line in _parsed(file)]
-    _refuse(list(_contradictions(lines)))
+    _refuse(_latest(lines)[1])
     return lines
 
 

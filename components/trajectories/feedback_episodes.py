@@ -6,17 +6,20 @@
     choices       both episodes, in a separate group, so that they are compared with each other only; rewards 1 and 0
                   by majority of the authors. Pairs without a majority are skipped
 
+Labels of steps become step rewards, for a process reward model (`labelled`).
+
 Held-out episodes are excluded: training on them would invalidate evaluation.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Literal
 
-from components.trajectories.feedback import Answer, Correction, PairChoice, Rating, content_digest
+from components.trajectories.feedback import Answer, Correction, PairChoice, Rating, StepLabel, content_digest
 from components.trajectories.groups import aside, by_scenario
 from components.trajectories.parts import CORRECTION
 from components.trajectories.schema import History, Scenario, Score, Trajectory
@@ -53,6 +56,32 @@ def taught(episodes: Iterable[Trajectory], answers: Sequence[Answer]) -> ScoredE
     scores = {trajectory.id: score for trajectory, score in pairs}
     groups = by_scenario(trajectory for trajectory, _ in pairs).values()
     return [(trajectory, scores[trajectory.id]) for group in groups for trajectory in group]
+
+
+def labelled(episodes: Iterable[Trajectory], answers: Iterable[Answer]) -> Iterator[Trajectory]:
+    """Yield each history of the training episodes up to the last of its first steps that all have a label, with the
+    labels as step rewards: the mean over authors, 1 for good and 0 for bad."""
+    votes: defaultdict[tuple[tuple[str, str], int, int], list[bool]] = defaultdict(list)
+    for answer in answers:
+        if isinstance(answer, StepLabel):
+            votes[answer.episode, answer.history, answer.message].append(answer.good)
+    for trajectory in episodes:
+        if trajectory.scenario.split == TRAIN:
+            episode = trajectory.id, content_digest(trajectory)
+            for number, history in enumerate(trajectory.histories):
+                steps = [index for index, message in enumerate(history.messages) if message.role == "assistant"]
+                own = [(step, votes[episode, number, step]) for step in steps]
+                first = list(takewhile(lambda step: step[1], own))
+                if first:
+                    labels = [sum(values) / len(values) for _, values in first]
+                    messages = [replace(message, span=None) for message in history.messages[: first[-1][0] + 1]]
+                    yield replace(
+                        trajectory,
+                        histories=[History(messages, agent=history.agent)],
+                        step_rewards=labels,
+                        reward=sum(labels),
+                        failure=None,
+                    )
 
 
 def _scored(episodes: _Episodes, ratings: Sequence[Rating]) -> ScoredEpisodes:

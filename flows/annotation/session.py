@@ -23,6 +23,7 @@ from components.trajectories.feedback import (
     Line,
     PairChoice,
     Rating,
+    StepLabel,
     Withdrawal,
     append,
     read,
@@ -37,7 +38,8 @@ Tell = Callable[[Trajectory, Sequence[Answer]], object]
 """Function that writes the current answers about an episode to MLflow."""
 
 ASKED = {"score": ("score", "note"), "choice": ("other", "better", "note"),
-         "correction": ("history", "message", "text", "calls", "note")}  # fmt: skip
+         "correction": ("history", "message", "text", "calls", "note"),
+         "step": ("history", "message", "good", "note")}  # fmt: skip
 """Fields that the page may set per kind of answer, besides the episode; the session sets all others."""
 
 
@@ -130,6 +132,11 @@ class AnnotationSession:
                 for (other, _, _), correction in corrections.items()
                 if other == name
             ],
+            "steps": [
+                {"history": answer.history, "message": answer.message, "good": answer.good}
+                for answer in self._own_answers()
+                if isinstance(answer, StepLabel) and answer.trajectory == name
+            ],
             "has_judge": judged is not None,
             "judge": None,
         }
@@ -156,7 +163,7 @@ class AnnotationSession:
         if kind == "choice":
             fields["other_content"] = self.episodes.contents[self._episode(data.get("other")).id]
         answer = validate(KINDS[kind], {**fields, **own_fields}, configuration=False)
-        assert isinstance(answer, Rating | PairChoice | Correction)
+        assert not isinstance(answer, Withdrawal)
         if (problem := self.episodes.problem(answer)) is not None:
             raise SpecError([Problem(kind, problem)])
         self._save(answer)

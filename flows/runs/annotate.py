@@ -1,10 +1,10 @@
 """`python -m flows.runs annotate RUN`: web page for human feedback on the episodes of a run.
 
 On the page, annotators read episodes, score them from 1 to 5, choose the better of two episodes of the same scenario,
-and correct the assistant's messages.
+correct the assistant's messages, and label single steps as good or bad.
 
     python -m flows.runs annotate RUN [--stage "collect[2]"] [--sample N] [--author NAME] [--port N] [--no-browser]
-    python -m flows.runs annotate RUN --export FILE | --import FILE | --agreement
+    python -m flows.runs annotate RUN --export FILE | --import FILE | --labels FILE | --agreement
 
 RUN is an id, a prefix of an id, an experiment's name (its latest run) or `latest`. The default of --stage is the last
 round's collection. Every answer is written to `ROOT/feedback/` with author and time before the page confirms it, so the
@@ -30,7 +30,7 @@ import sys
 import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.errors import EspalierError, ResourceError
 from flows.terminal.arguments import RootParser, add_store_trust
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--export", type=Path, metavar="FILE", help="write the current answers to a JSONL file")
     action.add_argument("--import", type=Path, metavar="FILE", dest="from_file", help="add the answers of a JSONL file")
+    action.add_argument("--labels", type=Path, metavar="FILE", help="write the labelled steps in the form step_labels")
     action.add_argument("--agreement", action="store_true", help="print the agreement of authors and judge, as JSON")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -70,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _export(options, run)
         if options.from_file is not None:
             return _import(options, run)
+        if options.labels is not None:
+            return _labels(options, run)
         if options.agreement:
             return _agreement(options, run)
         return _serve(options, run)
@@ -186,7 +189,7 @@ def _summary(session: AnnotationSession) -> str:
     from collections import Counter
 
     kinds = Counter(answer.kind for answer in session.standing())
-    counts = ", ".join(f"{kinds[kind]} {kind}s" for kind in ("score", "choice", "correction"))
+    counts = ", ".join(f"{kinds[kind]} {kind}s" for kind in ("score", "choice", "correction", "step"))
     return f"saved {counts}{f'. {session.mirror.problem}' if session.mirror and session.mirror.problem else ''}"
 
 
@@ -258,6 +261,31 @@ def _import(options: argparse.Namespace, run: RunRecord) -> int:
             AnnotationSession(episodes, author_of(options.author)[0], tell).close()
     added = sum(counts.values())
     print(f"{added} answers added, {len(lines) - added} already present", file=sys.stderr)
+    return 0
+
+
+def _labels(options: argparse.Namespace, run: RunRecord) -> int:
+    from components.data.forms.step_labels import STEP_LABELS
+    from components.trajectories.convert import write_jsonl
+    from components.trajectories.feedback import StepLabel, read, standing
+    from components.trajectories.feedback_episodes import labelled
+
+    rows: list[dict[str, Any]] = []
+    steps = 0
+    for episodes in _all(options, run):
+        answers = standing(read(episodes.file)) if episodes.file.is_file() else []
+        steps += len({(*it.episode, it.history, it.message) for it in answers if isinstance(it, StepLabel)})
+        rows += [row for episode in labelled(episodes.by_id.values(), answers) for row in STEP_LABELS.write([episode])]
+    if not rows:
+        raise ResourceError(f"run {run.short} has no labels of first steps of its training episodes: {steps} labels")
+    try:
+        write_jsonl(options.labels, rows)
+    except OSError as error:
+        raise ResourceError(f"--labels {options.labels}: cannot be written: {error.strerror or error}") from None
+    written = sum(len(row["labels"]) for row in rows)
+    left = f"; {steps - written} were left out, after an unlabelled step or held out" if steps > written else ""
+    print(f"{written} labels of {len(rows)} conversations written to {options.labels}{left}", file=sys.stderr)
+    print(f"to train on them: reward_model=process reward_model.data.path={options.labels}", file=sys.stderr)
     return 0
 
 

@@ -18,6 +18,8 @@ import httpx
 import pytest
 
 from components.artifacts import Store
+from components.data.form_resolution import first_examples
+from components.data.spec import DataSpec
 from components.errors import SpecError
 from components.tracking.human_assessments import HumanAssessments
 from components.tracking.mlflow_tracker import Tracker
@@ -25,10 +27,11 @@ from components.tracking.spec import TrackingSpec
 from components.trajectories.feedback import append, read, standing, write_line
 from flows.annotation.app import HEADERS, MOST_BYTES, LoginToken, create_app
 from flows.annotation.session import AnnotationSession
+from flows.experiment.data import resolve
 from flows.runs.annotate import author_of, main
 from tests.flows.annotated import ATTACK, EPISODES, loaded, played
 from tests.flows.pretend import pretend
-from tests.trajectories.said import chose, corrected, rated
+from tests.trajectories.said import chose, corrected, labelled_step, rated
 
 ROOT = Path(__file__).parents[2]
 PORT = 8391
@@ -195,15 +198,18 @@ def test_answers_are_on_the_disk_when_they_are_confirmed(ask, session):
         {**SCORE, "note": "polite"},
         {"kind": "choice", "trajectory": A.id, "other": B.id, "better": "a"},
         {"kind": "correction", "trajectory": B.id, "history": 0, "message": 4, "text": "I look it up."},
+        {"kind": "step", "trajectory": B.id, "history": 0, "message": 2, "good": False},
     ]
     for number, data in enumerate(given, 1):
         assert ask("POST", "/api/answer", json=data).status_code == 200
         assert len(lines(session)) == number
-    score, choice, correction = lines(session)
+    score, choice, correction, step = lines(session)
     artifact = session.episodes.artifact.digest
     assert (score.author, score.score, score.note, score.artifact) == ("Ada", 4, "polite", artifact)
     assert (choice.better, choice.other_content) == ("a", session.episodes.contents[B.id])
     assert correction.text == "I look it up."
+    assert (step.message, step.good) == (2, False)
+    assert ask("GET", f"/api/episode?id={B.id}").json()["steps"] == [{"history": 0, "message": 2, "good": False}]
     # The page cannot choose these.
     ask("POST", "/api/answer", json={**SCORE, "author": "Eve", "time": "2020-01-01T00:00:00Z", "artifact": "b" * 64})
     assert {(line.author, line.artifact) for line in lines(session)} == {("Ada", artifact)}
@@ -222,6 +228,9 @@ REFUSED = [
     ({"kind": "correction", "trajectory": A.id, "message": 1, "text": "x"}, "not the assistant's"),
     ({"kind": "correction", "trajectory": A.id, "message": 99, "text": "x"}, "not the assistant's"),
     ({"kind": "correction", "trajectory": A.id, "message": 4, "text": "  "}, "expected a text or calls"),
+    ({"kind": "step", "trajectory": A.id, "message": 3, "good": True}, "not the assistant's"),
+    ({"kind": "step", "trajectory": A.id, "message": 4, "good": 1}, "expected true or false"),
+    ({"kind": "step", "trajectory": A.id, "message": 4}, "good: is missing"),
     ([1], "expected a JSON object"),
 ]
 
@@ -318,19 +327,21 @@ def test_mlflow_has_what_people_said_as_assessments_of_the_traces(tmp_path):
         assert set(people._traces) == {A.id}
         before = people._traces[A.id]
         answers = [rated(A, 4, note="polite"), rated(A, 2, author="Bo"), chose(B, A, "b"), corrected(A, 4, "Shipped.")]
+        answers.append(labelled_step(A, 2, True))
         assert people.tell(A, answers) == before
         assert assessments(people, A) == [
             ("correction", "Ada", "{'text': 'Shipped.', 'calls': []}"),
             ("human_choice", "Ada", "better"),
             ("human_score", "Ada", "4"),
             ("human_score", "Bo", "2"),
+            ("human_step", "Ada", "True"),
         ]
         people.tell(B, [answer for answer in answers if answer.kind == "choice"])  # had no trace
         assert assessments(people, B) == [("human_choice", "Ada", "worse")]
         people.tell(A, standing([*answers, rated(A, 5, second=9)]))
         people.tell(A, standing([*answers, rated(A, 5, second=9)]))  # said twice is said once
         assert ("human_score", "Ada", "5") in assessments(people, A)
-        assert len(assessments(people, A)) == 4
+        assert len(assessments(people, A)) == 5
         people.tell(A, [])
         assert assessments(people, A) == []
         assert set(HumanAssessments(tracker.client, tracker.run_id, "evaluate[final]")._traces) == {A.id, B.id}
@@ -410,6 +421,26 @@ def test_what_was_said_goes_out_and_comes_in_again(tmp_path, run, session, capsy
     assert "0 answers added, 2 already present" in capsys.readouterr().err
     assert read(session.episodes.file) == read(out)
     assert "cannot be written" in refused(capsys, "test", *root, "--export", str(tmp_path / "no" / "out.jsonl"))
+
+
+def test_labels_of_steps_are_data_of_the_form_that_a_process_model_learns(tmp_path, run, session, capsys):
+    root, out, artifact = f"root={tmp_path}", tmp_path / "labels.jsonl", session.episodes.artifact.digest
+    assert "no labels of first steps" in refused(capsys, "test", root, "--labels", str(out))
+    append(session.episodes.file, [labelled_step(A, 2, False, author="Bo", artifact=artifact)])
+    for episode, message, good in ((A, 2, True), (A, 4, False), (B, 2, True), (C, 4, True)):
+        session.answer({"kind": "step", "trajectory": episode.id, "message": message, "good": good})
+    assert main(["test", root, "--labels", str(out)]) == 0
+    told = capsys.readouterr().err
+    assert "3 labels of 2 conversations" in told
+    assert "1 were left out" in told  # the first step of C has none
+    data = resolve(DataSpec(path=str(out)))
+    assert data.spec.form == "step_labels"
+    found = [example.candidates[0] for example in first_examples(data.spec)]
+    assert [one.step_labels for one in found] == [{"labelled": [0.5, 0.0]}, {"labelled": [1.0]}]
+    read_back = [[(one.role, one.content, bool(one.tool_calls)) for one in item.messages] for item in found]
+    shown = [[(one.role, one.content, bool(one.tool_calls)) for one in it.histories[0].messages] for it in (A, B)]
+    assert read_back == [shown[0], shown[1][:3]]
+    assert "cannot be written" in refused(capsys, "test", root, "--labels", str(tmp_path / "no" / "labels.jsonl"))
 
 
 def test_of_a_file_with_a_mistake_nothing_is_imported(tmp_path, run, session, capsys):

@@ -75,6 +75,15 @@ def test_a_person_works_through_it_by_keyboard(page, annotated):
     page.fill("#correction-calls", '[{"name": "look_up", "arguments": {"id": "A7"}}]')
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".correction")
+    page.keyboard.press("b")
+    page.wait_for_selector(".chosen .mark[data-good=false][aria-pressed=true]")
+    page.keyboard.press("[")  # the message before
+    page.keyboard.press("g")
+    page.wait_for_selector(".chosen .mark[data-good=true][aria-pressed=true]")
+    page.locator(".chosen .mark[data-good=false]").click()  # the later label replaces it
+    page.wait_for_selector(".chosen .mark[data-good=false][aria-pressed=true]")
+    page.keyboard.press("g")
+    page.wait_for_selector(".chosen .mark[data-good=true][aria-pressed=true]")
     page.keyboard.press("n")
     page.keyboard.type("knows nothing 5 a u")  # keys that mean something elsewhere
     page.keyboard.press("Control+Enter")
@@ -95,11 +104,11 @@ def test_a_person_works_through_it_by_keyboard(page, annotated):
     assert page.problems == []
     process.send_signal(signal.SIGINT)
     errors = process.communicate(timeout=600)[1]
-    assert "2 scores, 1 choices, 1 corrections" in errors
+    assert "2 scores, 1 choices, 1 corrections, 2 steps" in errors
     assert "Traceback" not in errors
     episodes = loaded(root, played_record(root))
-    score, other, correction, choice = sorted(
-        standing(read(episodes.file)), key=lambda one: ["score", "correction", "choice"].index(one.kind)
+    score, other, correction, choice, *steps = sorted(
+        standing(read(episodes.file)), key=lambda one: ["score", "correction", "choice", "step"].index(one.kind)
     )
     assert {one.trajectory: (one.score, one.note) for one in (score, other)} == {
         "order-A7/0": (4, ""),
@@ -110,6 +119,10 @@ def test_a_person_works_through_it_by_keyboard(page, annotated):
     assert [(one.name, one.arguments) for one in correction.calls] == [("look_up", '{"id":"A7"}')]
     assert f"sample {choice.trajectory.rpartition('/')[2]}" in left
     assert choice.better == "a"
+    assert [(one.trajectory, one.message, one.good) for one in steps] == [
+        ("order-A7/1", 4, False),
+        ("order-A7/1", 2, True),
+    ]
     traces = tracker.client.search_traces(locations=[tracker.experiment_id], run_id=tracker.run_id)
     said = {
         (
@@ -125,6 +138,8 @@ def test_a_person_works_through_it_by_keyboard(page, annotated):
         ("order-A7/0", "human_score", 4),
         ("order-A7/1", "human_score", 2),
         ("order-A7/1", "correction", correction.text),
+        ("order-A7/1", "human_step", True),
+        ("order-A7/1", "human_step", False),
         (choice.trajectory, "human_choice", "better"),
         (choice.other, "human_choice", "worse"),
     }

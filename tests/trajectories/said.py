@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.trajectories.feedback import Correction, PairChoice, Rating, content_digest
+from components.trajectories.feedback import Correction, PairChoice, Rating, StepLabel, content_digest
 from components.trajectories.schema import Trajectory
 
 ARTIFACT = "a" * 64
@@ -25,6 +25,12 @@ def chose(
 ) -> PairChoice:
     about = base(one, author, second, artifact, note)
     return PairChoice(other=other.id, other_content=content_digest(other), better=better, **about)
+
+
+def labelled_step(
+    one: Trajectory, message: int, good: bool, author="Ada", second=0, artifact=ARTIFACT, history=0
+) -> StepLabel:
+    return StepLabel(message=message, history=history, good=good, **base(one, author, second, artifact, ""))
 
 
 def corrected(

@@ -24,7 +24,7 @@ from components.trajectories.feedback import (
 )
 from components.trajectories.schema import History, Message
 from tests.trajectories.builders import episode, talk, tool_talk
-from tests.trajectories.said import ARTIFACT, chose, corrected, rated
+from tests.trajectories.said import ARTIFACT, chose, corrected, labelled_step, rated
 
 ONE, OTHER = episode("s", 0), episode("s", 1)
 
@@ -41,6 +41,7 @@ def test_every_line_comes_back_as_it_was(note, text, better):
         rated(ONE, 4, note=note),
         chose(ONE, OTHER, better, note=note),
         corrected(ONE, 1, text, calls=calls),
+        labelled_step(ONE, 1, better == "a"),
         taken_back(rated(ONE, 4)),
     ):
         text_of_it = write_line(line)
@@ -63,6 +64,21 @@ def test_what_is_withdrawn_gives_way_to_what_it_had_replaced():
     assert standing([first, second, taken_back(second)]) == [first]
     assert standing([first, second, taken_back(second), taken_back(first)]) == []
     assert standing([second, taken_back(second, author="Bo")]) == [second]  # only one's own
+
+
+def test_answers_of_one_time_that_contradict_each_other_are_named_with_their_lines(tmp_path):
+    file, later = tmp_path / "x.jsonl", rated(ONE, 1, second=1)
+    agreeing = [chose(ONE, OTHER, "b"), chose(OTHER, ONE, "a"), rated(ONE, 2), rated(ONE, 4), later]
+    append(file, [*agreeing, rated(ONE, 3, author="Bo"), labelled_step(ONE, 1, True), labelled_step(ONE, 1, False)])
+    with pytest.raises(ResourceError, match=r"x\.jsonl, line 8: contradicts .*x\.jsonl, line 7 \(step of 's/0' by Ada"):
+        read(file)
+    append(file, [taken_back(labelled_step(ONE, 1, True))])
+    assert len(standing(read(file))) == 4
+    (tmp_path / "y.jsonl").write_text(write_line(rated(ONE, 4, second=1)))
+    with pytest.raises(ResourceError, match=r"y\.jsonl, line 1: contradicts .*x\.jsonl, line 5 "):
+        read(tmp_path)
+    append(tmp_path / "y.jsonl", [rated(ONE, 5, second=2)])
+    assert rated(ONE, 5, second=2) in standing(read(tmp_path))
 
 
 def test_the_content_that_was_read_is_what_messages_and_tools_say():

@@ -10,7 +10,7 @@ let mode = "episodes"; // or pairs
 let filter = "all";
 let current = null; // key of the shown episode or pair
 let shown = []; // its episodes: one, or the two sides
-let chosen = null; // {history, message} of the assistant's message that key c corrects
+let chosen = null; // {history, message} of the assistant's message that key c corrects, and g and b label
 let editing = false;
 let notes = {}; // unsaved notes, by key
 let drafts = {}; // unsaved corrections
@@ -192,6 +192,8 @@ function contentOf(text, calls) {
   ].filter(Boolean);
 }
 
+const labelOf = (one, place) => one.steps.find((entry) => same(entry, place))?.good;
+
 const same = (one, other) => one && other && one.history === other.history && one.message === other.message;
 
 function messageOf(one, message, place, alone) {
@@ -201,6 +203,8 @@ function messageOf(one, message, place, alone) {
   const classes = ["message", message.role, selected ? "chosen" : "", correction && alone ? "corrected" : ""].join(" ");
   const who = element("div", { class: "who" }, message.role === "tool" ? "tool result" : message.role,
     message.cut ? element("span", { class: "faint" }, "cut off") : null,
+    ...(editable ? [true, false].map((good) => element("button", { class: "mark", "data-good": String(good),
+      "aria-pressed": String(labelOf(one, place) === good), onclick: () => label(good, place) }, good ? "good" : "bad")) : []),
     editable ? element("button", { class: "correct", onclick: () => { chosen = place; edit(); } }, correction ? "change" : "correct") : null);
   const reasoning = message.reasoning ? [element("details", {}, element("summary", {}, "Reasoning"),
     element("div", { class: "text", dir: "auto" }, message.reasoning))] : [];
@@ -295,7 +299,7 @@ function dropCorrection(place) {
 
 function keys() {
   const shortcuts = mode === "episodes"
-    ? [["1–5", "score"], ["c", "correct"], ["r", "judge"], ["n", "note"], ["u", "undo"], ["⏎", "next open"], ["?", "all keys"]]
+    ? [["1–5", "score"], ["g b", "good, bad step"], ["c", "correct"], ["r", "judge"], ["n", "note"], ["u", "undo"], ["⏎", "next open"], ["?", "all keys"]]
     : [["a", "A"], ["b", "B"], ["t", "tie"], ["n", "note"], ["u", "undo"], ["⏎", "next open"], ["?", "all keys"]];
   return element("div", { class: "keys" }, ...shortcuts.map(([key, what]) => element("span", {}, element("kbd", {}, key), ` ${what}`)));
 }
@@ -354,6 +358,15 @@ const choose = guarded(async (better) => {
   await afterSave(key, better === "tie" ? "a tie" : `${better.toUpperCase()} is better`);
 });
 
+const label = guarded(async (good, place = chosen) => {
+  if (mode !== "episodes" || !place) return;
+  chosen = place;
+  await ask("/api/answer", { kind: "step", trajectory: current, ...place, good });
+  await refresh();
+  await show();
+  say(`step labelled ${good ? "good" : "bad"}`);
+});
+
 async function afterSave(key, text) {
   delete notes[key];
   await refresh();
@@ -407,7 +420,7 @@ const setFilter = guarded(async (name) => {
 
 const KEYS = {
   j: () => move(1), ArrowRight: () => move(1), k: () => move(-1), ArrowLeft: () => move(-1), Enter: nextOpen,
-  a: () => choose("a"), b: () => choose("b"), t: () => choose("tie"), c: edit, n: () => byId("note")?.focus(),
+  a: () => choose("a"), b: () => (mode === "pairs" ? choose("b") : label(false)), g: () => label(true), t: () => choose("tie"), c: edit, n: () => byId("note")?.focus(),
   r: () => reveal(), u: () => undo(), p: () => setMode(mode === "episodes" ? "pairs" : "episodes"),
   f: () => { const names = Object.keys(FILTERS); setFilter(names[(names.indexOf(filter) + 1) % names.length]); },
   "[": () => step(-1), "]": () => step(1), "?": () => byId("help").showModal(),
