@@ -267,13 +267,16 @@ def _import(options: argparse.Namespace, run: RunRecord) -> int:
 def _labels(options: argparse.Namespace, run: RunRecord) -> int:
     from components.data.forms.step_labels import STEP_LABELS
     from components.trajectories.convert import write_jsonl
-    from components.trajectories.feedback import StepLabel, read, standing
+    from components.trajectories.feedback import StepLabel, numbered, standing
     from components.trajectories.feedback_episodes import labelled
+    from flows.annotation.session import group_by_artifact
 
     rows: list[dict[str, Any]] = []
     steps = 0
     for episodes in _all(options, run):
-        answers = standing(read(episodes.file)) if episodes.file.is_file() else []
+        lines = numbered(episodes.file) if episodes.file.is_file() else []
+        valid = group_by_artifact(lines, {episodes.artifact.digest: episodes})
+        answers = standing(line for own in valid.values() for line in own)
         steps += len({(*it.episode, it.history, it.message) for it in answers if isinstance(it, StepLabel)})
         rows += [row for episode in labelled(episodes.by_id.values(), answers) for row in STEP_LABELS.write([episode])]
     if not rows:

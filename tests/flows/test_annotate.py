@@ -441,6 +441,8 @@ def test_labels_of_steps_are_data_of_the_form_that_a_process_model_learns(tmp_pa
     shown = [[(one.role, one.content, bool(one.tool_calls)) for one in it.histories[0].messages] for it in (A, B)]
     assert read_back == [shown[0], shown[1][:3]]
     assert "cannot be written" in refused(capsys, "test", root, "--labels", str(tmp_path / "no" / "labels.jsonl"))
+    append(session.episodes.file, [labelled_step(A, 3, True, artifact=artifact)])
+    assert "line 6: message 3 of history 0" in refused(capsys, "test", root, "--labels", str(out))
 
 
 def test_of_a_file_with_a_mistake_nothing_is_imported(tmp_path, run, session, capsys):

@@ -69,7 +69,7 @@ def test_answers_that_do_not_keep_the_principles_become_corrections(tmp_path, ru
 
 def test_they_are_learned_from_like_corrections_of_people(tmp_path, run):
     assert revise(tmp_path) == 0
-    learned = taught(EPISODES, read_all(tmp_path / "revised.jsonl"), ("corrections",))
+    learned = taught(EPISODES, read_all(tmp_path / "revised.jsonl"))
     assert len(learned) == 2
     for episode, score in learned:
         *before, last = episode.histories[0].messages
