@@ -159,7 +159,7 @@ class MessageAnswer(EpisodeAnswer):
 
     @property
     def about(self) -> tuple[Any, ...]:
-        return (self.kind, self.author, self.episode, self.history, self.message)
+        return (type(self), self.author, self.episode, self.history, self.message)
 
 
 class StepLabel(MessageAnswer):

@@ -271,14 +271,16 @@ def _labels(options: argparse.Namespace, run: RunRecord) -> int:
     from components.trajectories.feedback_episodes import labelled
     from flows.annotation.session import group_by_artifact
 
+    write = STEP_LABELS.write
+    assert write is not None
     rows: list[dict[str, Any]] = []
     steps = 0
     for episodes in _all(options, run):
         lines = numbered(episodes.file) if episodes.file.is_file() else []
         valid = group_by_artifact(lines, {episodes.artifact.digest: episodes})
-        answers = standing(line for own in valid.values() for line in own)
+        answers = standing(valid.get(episodes.artifact.digest, []))
         steps += len({(*it.episode, it.history, it.message) for it in answers if isinstance(it, StepLabel)})
-        rows += [row for episode in labelled(episodes.by_id.values(), answers) for row in STEP_LABELS.write([episode])]
+        rows += [row for episode in labelled(episodes.by_id.values(), answers) for row in write([episode])]
     if not rows:
         raise ResourceError(f"run {run.short} has no labels of first steps of its training episodes: {steps} labels")
     try:
