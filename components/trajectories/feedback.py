@@ -18,7 +18,7 @@ import json
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +27,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from components.artifacts import lock_file, sync_tree
 from components.errors import ResourceError, SpecError
-from components.specs import Spec, nearest, validate
+from components.specs import Spec, validate
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Message, ToolCall, Trajectory
 
@@ -243,31 +243,6 @@ def content_digest(trajectory: Trajectory) -> str:
         [history.agent, [to_openai(message) for message in history.messages]] for history in trajectory.histories
     ]
     return _digest({"histories": histories, "tools": trajectory.tools})
-
-
-def mismatch(answer: Answer, by_id: Mapping[str, Trajectory], where: str) -> str | None:
-    """Return the reason why an answer does not fit the episodes of its artifact; None if it does. where: name of the
-    artifact, for messages."""
-    contents = [(answer.trajectory, answer.content)]
-    if isinstance(answer, PairChoice):
-        contents.append((answer.other, answer.other_content))
-    for name, content in contents:
-        if name not in by_id:
-            close = nearest(name, by_id)
-            return f"there is no episode {name!r} in {where}{f' (did you mean {close}?)' if close else ''}"
-        if content != content_digest(by_id[name]):
-            return f"episode {name!r} of {where} has a different content than the annotated one"
-    episode = by_id[answer.trajectory]
-    if isinstance(answer, PairChoice) and episode.group != by_id[answer.other].group:
-        return f"{answer.trajectory!r} and {answer.other!r} are of different scenarios and cannot be compared"
-    if isinstance(answer, MessageAnswer):
-        histories = episode.histories
-        messages = histories[answer.history].messages if answer.history < len(histories) else []
-        if answer.message >= len(messages) or messages[answer.message].role != "assistant":
-            return (
-                f"message {answer.message} of history {answer.history} of {answer.trajectory!r} is not the assistant's"
-            )
-    return None
 
 
 def standing(lines: Iterable[Line]) -> list[Answer]:

@@ -19,7 +19,16 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Literal
 
-from components.trajectories.feedback import Answer, Correction, PairChoice, Rating, StepLabel, content_digest
+from components.specs import nearest
+from components.trajectories.feedback import (
+    Answer,
+    Correction,
+    MessageAnswer,
+    PairChoice,
+    Rating,
+    StepLabel,
+    content_digest,
+)
 from components.trajectories.groups import aside, by_scenario
 from components.trajectories.parts import CORRECTION
 from components.trajectories.schema import History, Scenario, Score, Trajectory
@@ -31,6 +40,31 @@ TRAIN = "train"
 ScoredEpisodes = list[tuple[Trajectory, Score]]
 _Episodes = Mapping[tuple[str, str], Trajectory]
 """Episodes by trajectory id and content digest."""
+
+
+def mismatch(answer: Answer, by_id: Mapping[str, Trajectory], where: str) -> str | None:
+    """Return the reason why an answer does not fit the episodes of its artifact; None if it does. where: name of the
+    artifact, for messages."""
+    contents = [(answer.trajectory, answer.content)]
+    if isinstance(answer, PairChoice):
+        contents.append((answer.other, answer.other_content))
+    for name, content in contents:
+        if name not in by_id:
+            close = nearest(name, by_id)
+            return f"there is no episode {name!r} in {where}{f' (did you mean {close}?)' if close else ''}"
+        if content != content_digest(by_id[name]):
+            return f"episode {name!r} of {where} has a different content than the annotated one"
+    episode = by_id[answer.trajectory]
+    if isinstance(answer, PairChoice) and episode.group != by_id[answer.other].group:
+        return f"{answer.trajectory!r} and {answer.other!r} are of different scenarios and cannot be compared"
+    if isinstance(answer, MessageAnswer):
+        histories = episode.histories
+        messages = histories[answer.history].messages if answer.history < len(histories) else []
+        if answer.message >= len(messages) or messages[answer.message].role != "assistant":
+            return (
+                f"message {answer.message} of history {answer.history} of {answer.trajectory!r} is not the assistant's"
+            )
+    return None
 
 
 def of_kinds(answers: Iterable[Answer], learns: Sequence[Learns]) -> list[Answer]:

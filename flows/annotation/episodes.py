@@ -12,7 +12,8 @@ from pathlib import Path
 from components.artifacts import Artifact, Store
 from components.errors import ResourceError
 from components.specs import nearest
-from components.trajectories.feedback import FOLDER, Line, Withdrawal, content_digest, mismatch
+from components.trajectories.feedback import FOLDER, Line, Withdrawal, content_digest
+from components.trajectories.feedback_episodes import mismatch
 from components.trajectories.groups import by_scenario
 from components.trajectories.schema import Score, Trajectory
 from flows.history.records import RunRecord, StageRecord

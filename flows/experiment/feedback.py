@@ -75,8 +75,8 @@ def resolve(spec: FeedbackSpec | None, store: Store) -> list[FeedbackTraining]:
 
     Raises SpecError if the file is damaged, if an answer refers to an episode that is not in the store or does not fit
     it, or if nothing can be trained on."""
-    from components.trajectories.feedback import MOST_SHOWN, digest_of, mismatch, numbered, standing
-    from components.trajectories.feedback_episodes import of_kinds, taught
+    from components.trajectories.feedback import MOST_SHOWN, digest_of, numbered, standing
+    from components.trajectories.feedback_episodes import mismatch, of_kinds, taught
     from components.trajectories.store import read_trajectories
 
     if spec is None:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.trajectories.feedback import mismatch
-from components.trajectories.feedback_episodes import of_kinds, taught
+from components.trajectories.feedback_episodes import mismatch, of_kinds, taught
 from components.trajectories.groups import adjacent_groups, pairs, scenario_of
 from components.trajectories.parts import CORRECTION
 from tests.trajectories.builders import FAILURE, episode, talk, tool_talk
