@@ -282,8 +282,8 @@ def variants_table() -> str:
 
 
 def files_table() -> str:
-    """Return a table of the experiments that learn from a file: its form, their arguments, and means over the seeds."""
-    head = ["Experiment", "`--form`", "Further arguments", "Seeds", "Before", "After", "Gain [95 % over seeds]"]
+    """Return a table of the experiments that learn from a file: its form, and means over the seeds."""
+    head = ["Experiment", "`--form`", "Seeds", "Before", "After", "Gain [95 % over seeds]"]
     groups, cells = by_experiment(), []
     for experiment, file in recipe_files.RECIPES.items():
         if file.form == recipe_files.CHOICES:
@@ -291,8 +291,7 @@ def files_table() -> str:
         runs = groups.get(experiment, [])
         means = [f"{fmean(row[name] for row in runs):.2f}" for name in ("before", "after")] if runs else ["", ""]
         gain = _gain(runs) if runs else "not recorded"
-        further = " ".join(f"`{argument}`" for argument in file.arguments[2:])
-        cells.append([f"`{experiment}`", f"`{file.form}`", further, str(len(runs)), *means, gain])
+        cells.append([f"`{experiment}`", f"`{file.form}`", str(len(runs)), *means, gain])
     return table(head, cells)
 
 

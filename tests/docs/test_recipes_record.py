@@ -114,10 +114,10 @@ def test_the_row_of_a_recipe_from_a_file_has_the_commands_that_make_the_file(sto
     assert (dpo["before"], dpo["seconds"]) == (0.4, 60.0)
     assert dpo["overrides"] == []
     assert dpo["command"].startswith(
-        "python -m flows.run +experiment=dpo seed=1 data.path=runs/games/preference +task="
+        "python -m flows.run +experiment=dpo seed=1 data.path=runs/shop/preference environment=shop"
     )
     assert [command.split()[2:4] for command in dpo["file"]] == [
-        ["flows.run", "+experiment=tic_tac_toe"],
+        ["flows.run", "+experiment=quickstart"],
         ["flows.runs", "export"],
     ]
     assert "file" not in row("same", 0, 0.5, 0.01)
@@ -138,16 +138,15 @@ def test_the_model_of_a_row_is_that_of_its_command(monkeypatch):
     monkeypatch.setattr(recipe_files, "make", lambda experiment, root: None)
     monkeypatch.setattr(subprocess, "run", lambda line, **options: subprocess.CompletedProcess(line, 0, stdout=output))
     options = argparse.Namespace(root=None, jobs=1, commit="abc")
-    assert recipes.run_experiment("dpo", 0, options, [])["model"] == "small"
+    assert recipes.run_experiment("dpo", 0, options, [])["model"] == "smollm2-135m-instruct"
 
 
 @pytest.mark.parametrize("experiment", recipe_files.RECIPES)
 def test_the_arguments_of_a_recipe_from_a_file_compose(experiment):
     spec = compose([f"+experiment={experiment}", *recipe_files.arguments(experiment)])
-    assert spec.model.name == "small"
     read = spec.feedback.path if spec.feedback is not None else spec.data.path
     assert read.startswith(recipe_files.RECIPES[experiment].folder)
-    assert spec.warmup is not None
+    assert (spec.warmup is None) == (experiment == "sft")
 
 
 def test_the_plot_has_two_marks_for_each_run(stored):
