@@ -84,12 +84,14 @@ class RowColumns:
         return [value for value in values if value is not None]
 
     def number(self, name: str) -> float | None:
-        """Return an optional number; None if absent. A value of a common name that is no number is no such column; of a
-        name that the user maps it raises RowProblem."""
+        """Return an optional number; None if absent. Raises RowProblem for another value. Under their common names, an
+        empty text is absent (as in CSV), and so is a difficulty in words."""
         value = self.get(name)
         number = as_number(value)
-        if number is None and value is not None and name in self._mapped:
-            raise RowProblem(f"column {self._mapped[name]!r}: expected a finite number, got {kind_of(value)}")
+        absent = value is None or (name not in self._mapped and (value == "" or name == "difficulty"))
+        if number is None and not absent:
+            reason = f"expected a finite number, got {kind_of(value)}; data.ignore leaves the column out"
+            raise RowProblem(f"column {self.source(name)!r}: {reason}", fits=True)
         return number
 
     def label(self, name: str) -> str:

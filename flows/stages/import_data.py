@@ -168,7 +168,7 @@ def count_rows(spec: ImportStage, inputs: Mapping[str, Artifact | None], context
 
 STAGE = Stage(
     "import",
-    6,
+    7,
     ImportStage,
     "dataset",
     SCHEMA_VERSION,

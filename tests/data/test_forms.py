@@ -189,6 +189,15 @@ def test_scores_of_a_pair_are_used_where_they_agree_with_it():
         assert [candidate.reward for candidate in read.candidates] == expected
 
 
+def test_a_score_that_is_no_number_is_refused_and_not_replaced_by_the_best_score():
+    answer, pair = {"prompt": "q", "completion": "a"}, {"prompt": "q", "chosen": "a", "rejected": "b"}
+    for row in ({**answer, "reward": "high"}, {**answer, "score": float("nan")}, {**pair, "score_chosen": "five"}):
+        with pytest.raises(RowProblem, match=f"column '{list(row)[-1]}': expected a finite number"):
+            example(row)
+    for row in ({**answer, "reward": ""}, {**answer, "difficulty": "hard"}):
+        assert example(row).candidates[0].reward == 1.0
+
+
 def test_ranked_lists_descend_from_one_to_zero_or_have_scores():
     row = {"prompt": "q", "responses": ["a", "b", "c"]}
     assert [candidate.reward for candidate in example(row).candidates] == [1.0, 0.5, 0.0]

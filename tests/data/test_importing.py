@@ -382,6 +382,13 @@ def test_steps_with_too_few_labels_are_no_ranking(importing):
         importing(rows)
 
 
+def test_a_row_without_its_labels_does_not_turn_the_others_into_a_ranking(importing):
+    rows = [{"prompt": f"q {n}", "completions": ["a", f"{n}"], "labels": [True, False]} for n in range(12)]
+    for labels in ("yes", None):
+        report = importing([*rows, {**rows[0], "prompt": "other", "labels": labels}])[0]
+        assert (report.form, report.examples, report.checks["malformed"].count) == ("step_labels", 12, 1)
+
+
 def test_the_first_dropped_row_is_logged_with_its_place(importing, caplog):
     importing([*GOOD, BAD["malformed"], BAD["empty"]])
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -132,6 +132,8 @@ def _read_ranking(columns: RowColumns) -> DataExample:
     answers = columns.items("ranked")
     if len(answers) < 2:
         raise RowProblem("a ranked list needs at least two answers")
+    if columns.source("ranked") == "completions" and columns.unread().keys() & {"labels", "step_labels"}:
+        raise RowProblem("completions with labels are steps, not answers")
     if columns.get("scores") is not None:
         rewards = columns.numbers("scores")
     else:
