@@ -27,7 +27,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from components.artifacts import lock_file, sync_tree
 from components.errors import ResourceError, SpecError
-from components.specs import Spec, validate
+from components.specs import FieldError, Spec, validate
 from components.trajectories.convert import to_openai
 from components.trajectories.schema import Message, ToolCall, Trajectory
 
@@ -133,7 +133,7 @@ class PairChoice(EpisodeAnswer):
     @model_validator(mode="after")
     def _require_distinct(self) -> PairChoice:
         if self.trajectory == self.other:
-            raise ValueError(f"two episodes; {self.other!r} is on both sides")
+            raise FieldError("other", f"{self.other!r}: expected two episodes; this one is on both sides")
         return self
 
     @property

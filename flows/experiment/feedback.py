@@ -75,7 +75,7 @@ def resolve(spec: FeedbackSpec | None, store: Store) -> list[FeedbackTraining]:
 
     Raises SpecError if the file is damaged, if an answer refers to an episode that is not in the store or does not fit
     it, or if nothing can be trained on."""
-    from components.trajectories.feedback import MOST_SHOWN, digest_of, numbered, standing
+    from components.trajectories.feedback import MOST_SHOWN, StepLabel, digest_of, numbered, standing
     from components.trajectories.feedback_episodes import mismatch, of_kinds, taught
     from components.trajectories.store import read_trajectories
 
@@ -112,6 +112,8 @@ def resolve(spec: FeedbackSpec | None, store: Store) -> list[FeedbackTraining]:
     if not trainings:
         names = " or ".join(algorithm.name for algorithm in spec.trainings.values())
         text = f"{path} has no {' and no '.join(kinds)} of finished episodes of split train, which {names} trains on"
+        if any(isinstance(line, StepLabel) for _, line in lines):
+            text += ". A process reward model learns labels of steps: flows.runs annotate RUN --labels FILE"
         raise SpecError([_problem(text)])
     return trainings
 

@@ -27,7 +27,7 @@ from tests.flows.annotated import EPISODES, played
 from tests.flows.declarations import check_artifact
 from tests.flows.pretend import planned, run_stages, spec_of
 from tests.refusals import wrong_problems
-from tests.trajectories.said import chose, corrected, rated
+from tests.trajectories.said import chose, corrected, labelled_step, rated
 
 SFT = {"name": "sft", "weight_temperature": 0.25, "learning_rate": 1e-2, "epochs": 3, "pack_tokens": 512}
 DPO = {"name": "dpo", "reference": "start", "learning_rate": 1e-2, "epochs": 3, "pack_tokens": 512}
@@ -200,6 +200,7 @@ def test_what_cannot_be_learned_is_said_before_the_start(tmp_path):
         ([rated(a, 5, artifact="b" * 64)], both, r"1 answers in .* artifact bbbbbbbbbbbb, which is not in"),
         ([rated(a, 5, artifact=here)], {"choices": DPO}, "no choices of .*, which dpo trains on"),
         ([chose(a, b, artifact=here)], {"scores": SFT}, "no scores and no corrections of .*, which sft trains on"),
+        ([labelled_step(a, 2, True, artifact=here)], both, "learns labels of steps: flows.runs annotate RUN --labels"),
         (
             [chose(a, b, "tie", artifact=here)],
             both,

@@ -161,7 +161,9 @@ DAMAGED = {
     "2026-11-05T10:11:12': expected a time with its zone": json.dumps(said(time="2026-11-05T10:11:12")),
     "author: ''": json.dumps(said(author="")),
     "a correction needs at least one of them": json.dumps({**corrected(ONE, 1).model_dump(mode="json"), "text": " "}),
-    "two episodes": json.dumps({**chose(ONE, OTHER).model_dump(mode="json"), "other": ONE.id}),
+    f"line 2: other: {ONE.id!r}: expected two episodes": json.dumps(
+        {**chose(ONE, OTHER).model_dump(mode="json"), "other": ONE.id}
+    ),
     "JSON text of an object": json.dumps(
         {**corrected(ONE, 1).model_dump(mode="json"), "calls": [{"name": "x", "arguments": "[1]"}]}
     ),
