@@ -23,7 +23,7 @@ class RewardTrainingSpec(OptimizerSpec):
     """Weight of each learned score, by name; the weighted sum of the scores is the reward. `overall` learns the judged
     reward, any other name the component of that name in the scores, `continued` the labels of
     `reward_model.continuations`."""
-    hidden_units: int | None = Field(None, ge=1)
+    hidden_units: int | None = Field(None, ge=1, le=65_536)
     """Units of a layer with ReLU between the hidden state and the heads; null: linear heads."""
     pairs: Literal["best_worst", "all"] = "all"
     """Pairs of episodes per scenario: the best with the worst (`best_worst`), or every two episodes with different
