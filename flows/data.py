@@ -142,11 +142,11 @@ def _algorithms(report: Mapping[str, Any]) -> list[str]:
 
 def _learns(algorithm: type[AlgorithmSpec] | AlgorithmSpec, report: Mapping[str, Any]) -> bool:
     """Return True if the data has what an algorithm learns from: accepted answers if it imitates, as for corrections,
-    else rejected ones or comparable ones."""
+    any answers if it learns from scores, else comparable ones."""
     kinds = algorithm.feedback_kinds
     if "corrections" in kinds:
         return bool(report["episodes"] > report["rejected"])
-    return bool(("scores" in kinds and report["rejected"]) or ("choices" in kinds and report["comparable"]))
+    return "scores" in kinds or bool("choices" in kinds and report["comparable"])
 
 
 def _learning_problems(spec: ExperimentSpec, report: Mapping[str, Any]) -> Iterator[Problem]:

@@ -67,6 +67,7 @@ def test_an_algorithm_that_cannot_learn_from_the_data_is_refused_and_those_that_
     cases = [
         (thumbs, [], 0, able),
         (thumbs, ["algorithm=kto"], 0, able),
+        ([{**row, "label": "accepted"} for row in thumbs], ["algorithm=kto"], 0, "algorithms: kto, sft\n"),
         (thumbs, ["algorithm=sft"], 2, "a run is refused: filter: keeps 2 rejected answers"),
         (thumbs, ["algorithm=sft", "filter=successful"], 0, able),
         (thumbs, ["+experiment=dpo"], 2, "a run is refused: data: algorithm=dpo learns nothing from this data"),
