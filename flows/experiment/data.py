@@ -1,11 +1,14 @@
-"""Data of one's own as a run imports it: with the form resolved, and digests of the content."""
+"""Data of one's own as a run imports it: with the form resolved, digests of the content, and the tools of its rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from components.data.spec import DataSpec, SourceSpec
 from components.errors import Problem, ResourceError, SpecError
+from components.specs import Target
+from flows.experiment.checks.worlds import offered_tools
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,16 @@ def resolve(spec: DataSpec, section: str = "data") -> ImportedData:
     except ResourceError as error:
         raise SpecError([Problem(f"{section}.path", str(error))]) from None
     return ImportedData(spec.model_copy(update={"form": form}), content, heldout_content)
+
+
+def tools_of_rows(spec: DataSpec, environment: Target | None) -> list[dict[str, Any]]:
+    """Return the tools of rows that list none: those of the environment if one of the first rows calls tools without a
+    list, else none. `spec.form` is resolved."""
+    from components.data.form_resolution import first_examples
+
+    if environment is None or not any(example.calls_unlisted_tools() for example in first_examples(spec)):
+        return []
+    return offered_tools(environment)
 
 
 def _until_now(spec: DataSpec, section: str) -> DataSpec:

@@ -19,6 +19,7 @@ from components.rollout.collect_spec import WAYS, CollectSpec
 from components.specs import Target
 from flows.experiment.checks import role_adapters
 from flows.experiment.data import resolve as resolve_data
+from flows.experiment.data import tools_of_rows
 from flows.experiment.sections import WarmupTeacherSpec
 from flows.experiment.spec import ExperimentSpec
 from flows.stages import STAGES
@@ -274,6 +275,7 @@ class Requests:
             content=source.content,
             heldout_content=source.heldout_content,
             model=self.spec.model.base(),
+            tools=tools_of_rows(source.spec, self.spec.environment),
         )
         return self.request("import", stage, {})
 

@@ -85,6 +85,24 @@ def test_an_algorithm_that_cannot_learn_from_the_data_is_refused_and_those_that_
         assert (exit_code, text in out) == (code, True), (overrides, out)
 
 
+def test_rows_without_a_list_of_tools_have_those_of_the_environment(inspect):
+    def row(number: int, tool: str) -> dict:
+        call = {"function": {"name": tool, "arguments": f'{{"order": "A{number}"}}'}}
+        messages = [{"role": "user", "content": f"Order A{number}?"}, {"role": "assistant", "tool_calls": [call]}]
+        return {"messages": messages}
+
+    rows = [row(number, "find_order" if number else "fly") for number in range(12)]
+    code, out = inspect(rows, "--json", "--rows", "1")
+    data = json.loads(out)
+    assert (code, data["examples"], data["checks"]["unknown_tool"]["count"]) == (0, 11, 1)
+    (unknown,) = data["checks"]["unknown_tool"]["examples"]
+    assert (unknown["number"], "message 1 calls fly;" in unknown["reason"]) == (1, True)
+    assert "change_address" in "".join(text for text, _ in data["rows_shown"][0]["rl"]["tokens"])
+    code, out = inspect(rows, "environment=none", "--rows", "0")
+    assert code == 2
+    assert "calls find_order; the tools are: none; expected the column tools, or an environment with them" in out
+
+
 def test_files_and_a_path_exclude_each_other(inspect, capsys):
     assert main(["a.jsonl", "data.path=b.jsonl", "model=tiny"]) == 2
     assert "data.path: set together with FILE (a.jsonl)" in capsys.readouterr().err
