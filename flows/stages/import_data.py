@@ -172,7 +172,7 @@ def count_rows(spec: ImportStage, inputs: Mapping[str, Artifact | None], context
 
 STAGE = Stage(
     "import",
-    7,
+    8,
     ImportStage,
     "dataset",
     SCHEMA_VERSION,
