@@ -85,7 +85,7 @@ def test_corrections_and_scores_train_the_policy_that_was_annotated(finished):
     after, learned = run(root, fork=before.id, feedback={"path": str(file.parent), "scores": SFT})
     labels = [one.label for one in after.stages]
     trained = ["feedback[scores]", "train[scores]"]
-    assert labels == ["evaluate[start]", *trained, "evaluate[feedback]", "evaluate[final]"]
+    assert labels == ["evaluate[start]", *trained, "evaluate[feedback]"]
     assert after.stage("train[scores]").request["inputs"]["start"] == before.stage("train[1]").key
     told = Store(root / "artifacts").find(after.stage("feedback[scores]").key)
     assert told.metrics == {"episodes": 2.0, "authors": 1.0, "scored": 1.0, "corrected": 1.0, "pairs": 0.0}
@@ -132,7 +132,7 @@ def test_one_file_of_all_kinds_trains_each_for_its_purpose_in_one_run(finished):
     plan = planned(root, **TINY, fork=before.id, **part)
     after, learned = run(root, fork=before.id, **part)
     trained = ["feedback[scores]", "train[scores]", "feedback[choices]", "train[choices]", "evaluate[feedback]"]
-    assert list(plan) == [one.label for one in after.stages] == ["evaluate[start]", *trained, "evaluate[final]"]
+    assert list(plan) == [one.label for one in after.stages] == ["evaluate[start]", *trained]  # no round is left
     key = {label: after.stage(label).key for label in trained}
     inputs = {label: after.stage(label).request["inputs"] for label in trained}
     assert inputs["train[scores]"]["start"] == before.stage("train[1]").key
