@@ -104,6 +104,9 @@ def test_what_is_added_is_there_once(tmp_path):
     file.write_text(file.read_text() + other_form)  # by hand, without a line break at the end
     assert append(file, [rated(OTHER, 1), rated(OTHER, 2, second=1)]) == 2 - 1
     assert [answer.id for answer in read(file)][-2:] == [rated(OTHER, 1).id, rated(OTHER, 2, second=1).id]
+    file.write_text(file.read_text(), encoding="utf-8-sig")  # by an editor that writes a byte order mark
+    assert append(file, lines) == 0
+    assert read(file)[:2] == lines
 
 
 def test_a_line_that_was_never_acknowledged_is_no_damage(tmp_path, caplog):
