@@ -30,7 +30,7 @@ def resolve(spec: DataSpec, section: str = "data") -> ImportedData:
 
     if not spec.is_set:
         raise SpecError([Problem(f"{section}.path", f"needs a value: {section}.path=FILE, or {section}.dataset=NAME")])
-    spec = _until_now(spec, section)
+    spec = until_now(spec, section)
     content = _digest(spec, f"{section}.path" if spec.path is not None else f"{section}.dataset")
     heldout = spec.heldout_source()
     heldout_key = "data.heldout_path" if spec.heldout_path is not None else "data.heldout_split"
@@ -52,7 +52,7 @@ def tools_of_rows(spec: DataSpec, environment: Target | None) -> list[dict[str, 
     return offered_tools(environment)
 
 
-def _until_now(spec: DataSpec, section: str) -> DataSpec:
+def until_now(spec: DataSpec, section: str) -> DataSpec:
     """Return conversations of a served policy up to now, because a server may go on recording."""
     from components.data.served.rows import ServedSource
 

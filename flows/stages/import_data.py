@@ -86,7 +86,8 @@ def join_import(
 @contextmanager
 def _named(spec: ImportStage) -> Iterator[None]:
     """Write the keys of the data in messages as the configuration has them."""
-    keys = re.compile(rf"\bdata\.({'|'.join(DataSpec.model_fields)})\b")
+    fields = ("path",) if spec.section == "feedback" else DataSpec.model_fields  # `feedback` has the others in `data`
+    keys = re.compile(rf"\bdata\.({'|'.join(fields)})\b")
 
     def renamed(text: str) -> str:
         return keys.sub(rf"{spec.section}.\1", text)
