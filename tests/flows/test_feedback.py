@@ -172,7 +172,7 @@ def test_feedback_of_users_trains_as_that_of_annotators_does(finished):
     plan = planned(root, **TINY, **part)
     after, learned = run(root, **part)
     trained = ["train[scores]", "train[choices]", "evaluate[feedback]"]
-    labels = ["import[scores]", "import[choices]", "evaluate[start]", *trained, "evaluate[final]"]
+    labels = ["import[scores]", "import[choices]", "evaluate[start]", *trained]
     assert list(plan) == [one.label for one in after.stages] == labels
     assert plan["train[choices]"].inputs["trajectories"] == "import[choices]"
     key = {label: after.stage(label).key for label in labels}
