@@ -93,14 +93,14 @@ def inspect(spec: ExperimentSpec, shown: int, *, chosen: bool) -> dict[str, Any]
     from components.data.row_checks import TokenChecks
     from components.models.weights import load_tokenizer, prepare
     from components.trajectories.chat import ChatFormat
-    from flows.experiment.data import resolve
+    from flows.experiment.data import resolve, tools_of_rows
     from flows.stages.base import Context
 
     data, model = resolve(spec.data).spec, spec.model.base()
     chat = ChatFormat(load_tokenizer(prepare(model, Context.created(spec.root, spec.store).cache)))
     tokens = TokenChecks(chat, model.max_length)
     tokens.require_place(data.reasoning)
-    importer, problems = DataImport(data, tokens), []
+    importer, problems = DataImport(data, tokens, tools=tools_of_rows(data, spec.environment)), []
     with tempfile.TemporaryDirectory() as folder:
         try:
             importer.write(Path(folder))
@@ -142,11 +142,11 @@ def _algorithms(report: Mapping[str, Any]) -> list[str]:
 
 def _learns(algorithm: type[AlgorithmSpec] | AlgorithmSpec, report: Mapping[str, Any]) -> bool:
     """Return True if the data has what an algorithm learns from: accepted answers if it imitates, as for corrections,
-    else rejected ones or comparable ones."""
+    any answers if it learns from scores, else comparable ones."""
     kinds = algorithm.feedback_kinds
     if "corrections" in kinds:
         return bool(report["episodes"] > report["rejected"])
-    return bool(("scores" in kinds and report["rejected"]) or ("choices" in kinds and report["comparable"]))
+    return bool(report["episodes"] if "scores" in kinds else "choices" in kinds and report["comparable"])
 
 
 def _learning_problems(spec: ExperimentSpec, report: Mapping[str, Any]) -> Iterator[Problem]:

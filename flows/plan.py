@@ -54,7 +54,7 @@ def show(planned: RunPlan, *, why: bool = False) -> str:
         table.add_row(
             *([str(stage.seed)] if several else []),
             printable(stage.label),
-            printable(", ".join(stage.inputs.values())),
+            printable(", ".join(dict.fromkeys(stage.inputs.values()))),
             marks[stage.status],
             "" if stage.status == "cached" else stage.where + (f", beside {stage.beside}" if stage.beside else ""),
             "" if stage.status == "cached" or stage.episodes is None else str(stage.episodes),

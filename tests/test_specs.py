@@ -303,9 +303,9 @@ def test_texts_and_booleans_are_no_numbers(package):
     assert list(problems.values()) == [
         "size: '3': expected a whole number",
         "levels.0: '1': expected a whole number",
-        "levels.2: 'true': expected a whole number",
+        "levels.2: true: expected a whole number",
         "shares.a: '0.5': expected a number",
-        "shares.b: 'false': expected a number",
+        "shares.b: false: expected a number",
     ]
     accepted = {"size": 3, "levels": [1, 2.0], "shares": {"a": 1}, "names": ["1", 2]}
     assert target("mine.worlds.World", **accepted).arguments == accepted
@@ -316,7 +316,7 @@ def test_difficulties_are_whole_numbers(world):
     problems = refusal(f"components.environments.{world}", difficulties=["1", True, 2])
     assert list(problems.values()) == [
         "difficulties.0: '1': expected a whole number",
-        "difficulties.1: 'true': expected a whole number",
+        "difficulties.1: true: expected a whole number",
     ]
 
 

@@ -93,6 +93,10 @@ class DataExample:
             shown.append((message.role, message.content))
         return shown
 
+    def calls_unlisted_tools(self) -> bool:
+        """Return True if a message calls a tool, and there is no list of tools."""
+        return not self.tools and any(message.tool_calls for it in self.candidates for message in it.messages)
+
     def place_reasoning(self, place: Literal["field", "text", "drop"]) -> None:
         """Leave the reasoning of all messages as it is, write it in front of their content, or remove it."""
         for candidate in self.candidates:

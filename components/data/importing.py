@@ -48,7 +48,8 @@ HELDOUT = "heldout"
 
 
 class DataImport:
-    """One import. `spec.form` is resolved. problems: results of the checks of `tokens`, which are then not repeated."""
+    """One import. `spec.form` is resolved. problems: results of the checks of `tokens`, which are then not repeated.
+    tools: those of rows that list none."""
 
     def __init__(
         self,
@@ -56,11 +57,13 @@ class DataImport:
         tokens: TokenChecks | None,
         on_row: Callable[[int], None] = lambda count: None,
         problems: Problems | None = None,
+        tools: Sequence[dict[str, Any]] = (),
     ):
         self._spec = spec
         self._form = FORMS[spec.form]
         self._tokens = tokens
         self._problems = problems or {}
+        self._tools = tools
         self._on_row = on_row
         self._held_prompts = Fingerprints()
         self._unused = UnusedColumns()
@@ -144,7 +147,7 @@ class DataImport:
                 self._ignored |= row.values.keys() & set(self._spec.ignore)
                 values = self._spec.without_ignored(row.values)
                 self._thumbs.add(values)
-                example = self._form.example(values, self._spec.mapped)
+                example = self._form.example(values, self._spec.mapped, self._tools)
                 example.place_reasoning(self._spec.reasoning)
                 self._unused.add(values, example.input)
                 check_example(example)

@@ -106,10 +106,15 @@ Problems = Mapping[str, Sequence[str]]
 
 
 def problems_of_part(
-    spec: DataSpec, tokens: TokenChecks, index: int, count: int, on_row: Callable[[int], None]
+    spec: DataSpec,
+    tokens: TokenChecks,
+    index: int,
+    count: int,
+    on_row: Callable[[int], None],
+    tools: Sequence[dict[str, Any]] = (),
 ) -> dict[str, tuple[str, str]]:
     """Return check and reason, by place, of the rows that fail a check of `tokens`, among every `count`th row from
-    number `index`. `spec.form` is resolved."""
+    number `index`. `spec.form` is resolved. tools: those of rows that list none."""
     form = FORMS[spec.form]
     problems: dict[str, tuple[str, str]] = {}
     held = spec.heldout_source()
@@ -119,7 +124,7 @@ def problems_of_part(
                 continue
             on_row(number + 1)
             try:
-                example = form.example(spec.without_ignored(row.values), spec.mapped)
+                example = form.example(spec.without_ignored(row.values), spec.mapped, tools)
                 example.place_reasoning(spec.reasoning)
                 check_example(example)
                 check_tokens(example, tokens)
@@ -139,7 +144,7 @@ def check_example(example: DataExample) -> None:
             trained += message.role == "assistant" and message.trained
             for call in message.tool_calls:
                 if call.name not in tools:
-                    names = ", ".join(sorted(tools)) or "none"
+                    names = ", ".join(sorted(tools)) or "none; expected the column tools, or an environment with them"
                     raise RowProblem(f"message {number} calls {call.name}; the tools are: {names}", "unknown_tool")
         if not trained:
             raise RowProblem("no assistant message is trained on", "no_learnable_token")

@@ -48,7 +48,8 @@ class SourceSpec(Spec):
     """Commit, tag or branch of `dataset`; null: the newest commit."""
     split: str | None = None
     """Split: of `dataset`; with `path`, of the files whose name or folder begins with it (`train-00000-of-00002.jsonl`,
-    `train/a.jsonl`). null: all files, or the split `train` of `dataset`."""
+    `train/a.jsonl`), of a folder of a served policy the kinds of feedback, such as `scores+corrections`, or `choices`.
+    null: all files and kinds, or the split `train` of `dataset`."""
     format: Format = "auto"
     """Format of the files; `auto` takes it from their names. `csv` includes tab-separated files (`.tsv`), `arrow` a
     folder that `datasets` saved, `text` a row of each line, with the column `prompt`. A text in place of an object of

@@ -17,10 +17,10 @@ class NoNumber:
     """A boolean or a text in the place of a number. No numeric field accepts it; messages show its value."""
 
     def __init__(self, value: bool | str):
-        self._shown = value if isinstance(value, str) else str(value).lower()
+        self._shown = repr(value) if isinstance(value, str) else str(value).lower()
 
     def __repr__(self) -> str:
-        return repr(self._shown)
+        return self._shown
 
 
 def reject_texts_for_numbers(cls: type[BaseModel], data: Any) -> Any:

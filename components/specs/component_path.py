@@ -22,6 +22,7 @@ from components.exceptions import described
 from components.specs.base import nearest
 from components.specs.registered import registered_name
 from components.specs.source import source_file
+from components.specs.wording import shortened
 
 OWN_PACKAGE = "components"
 """Package from which a `_target_` is always accepted."""
@@ -75,7 +76,7 @@ def locate(path: Any, allow: Iterable[str]) -> tuple[PydanticCustomError | None,
         return PydanticCustomError("target", "{message}", {"message": message, "nearest": near}), None
 
     if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path):
-        return problem(f"{path!r} is not a dotted path such as package.module.Name")
+        return problem(f"{shortened(path)} is not a dotted path such as package.module.Name")
     packages = [
         OWN_PACKAGE,
         *(p for p in allow if p.partition(".")[0] not in sys.stdlib_module_names),

@@ -140,7 +140,7 @@ def _problem(cls: type[Spec], data: Any, path: list[str | int], detail: Any, set
         return Problem(key, f"needs a value: {key}=VALUE" if overrides else "is missing")
     if kind == "union_tag_invalid":
         names = re.findall(r"'([^']*)'", context["expected_tags"])
-        tag = context["tag"]
+        tag = value["name"]
         return Problem(f"{key}.name", f"{shortened(tag)}: expected one of {', '.join(names)}", nearest(tag, names))
     if kind == "union_tag_not_found":
         return Problem(f"{key}.name", f"needs a value: {key}.name=VALUE" if overrides else "is missing")

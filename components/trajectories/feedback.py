@@ -311,7 +311,7 @@ def numbered(path: Path) -> list[tuple[str, Line]]:
 
 def _parsed(path: Path) -> list[tuple[str, Line]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ResourceError(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -359,7 +359,7 @@ def append(path: Path, lines: Sequence[Line]) -> int:
         with open(path, "a+b") as file:
             file.seek(0)
             content = file.read()
-            *complete, last = content.decode("utf-8", "replace").split("\n")
+            *complete, last = content.decode("utf-8-sig", "replace").split("\n")
             present = set(map(_canonical, [*complete, last]))
             fresh = [text for text in dict.fromkeys(map(write_line, lines)) if _canonical(text) not in present]
             if last.strip() and _canonical(last) is None:

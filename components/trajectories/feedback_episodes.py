@@ -64,6 +64,13 @@ def mismatch(answer: Answer, by_id: Mapping[str, Trajectory], where: str) -> str
             return (
                 f"message {answer.message} of history {answer.history} of {answer.trajectory!r} is not the assistant's"
             )
+        if isinstance(answer, Correction):
+            tools = {tool["function"]["name"] for tool in episode.tools}
+            own = {call.name for call in messages[answer.message].tool_calls}  # a revised text keeps its calls
+            if unknown := [call.name for call in answer.calls if call.name not in tools | own]:
+                close = nearest(unknown[0], tools)
+                text = f"the correction of {answer.trajectory!r} calls {unknown[0]!r}; the tools of the episode are "
+                return f"{text}{', '.join(sorted(tools)) or 'none'}{f' (did you mean {close}?)' if close else ''}"
     return None
 
 

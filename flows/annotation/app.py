@@ -29,6 +29,7 @@ from flows.annotation.session import AnnotationSession
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
+    "view.js": (PAGE, "text/javascript"),
     "app.js": (PAGE, "text/javascript"),
     "style.css": (PAGE, "text/css"),
     "base.css": (Path(components.pages.__path__[0]) / "templates", "text/css"),

@@ -12,7 +12,7 @@ drops a block of a later file if
 - the chosen option is null, as `warmup=none`.
 
 The file of the group `size` is merged after the experiment, and only into what the experiment has: a key that no other
-file sets is left out, as is a count that is 0, and a block that is null. So one file fits all experiments.
+file sets is left out, as is a count that is 0 or 1, and a block that is null. So one file fits all experiments.
 
 All composition uses this loader: the checks before a run, Hydra itself, and the launchers of sweeps.
 """
@@ -216,7 +216,7 @@ def _file_version(source: ConfigSource, config_path: str) -> _FileVersion | None
 
 
 def _existing(changes: DictConfig, config: DictConfig) -> DictConfig:
-    """Return the changes of keys that the config has, without counts that are 0 and blocks that are null."""
+    """Return the changes of keys that the config has, without counts that are 0 or 1 and blocks that are null."""
     existing: dict[str, Any] = {}
     for key, change in changes.items_ex(resolve=False):
         node = config._get_node(key) if key in config.keys() else None  # noqa: SIM118  `in` is False for a missing value
@@ -224,14 +224,14 @@ def _existing(changes: DictConfig, config: DictConfig) -> DictConfig:
             continue
         if isinstance(node, DictConfig) and _is_mapping(change):
             existing[str(key)] = _existing(change, node)
-        elif not _is_zero(node):
+        elif not _is_smallest(node):
             existing[str(key)] = change
     return OmegaConf.create(existing)
 
 
-def _is_zero(node: Any) -> bool:
-    """Return True for the count 0."""
-    return not OmegaConf.is_config(node) and type(node._value()) is int and node._value() == 0
+def _is_smallest(node: Any) -> bool:
+    """Return True for the count 0, which switches something off, and for 1, such as the turns of a single answer."""
+    return not OmegaConf.is_config(node) and type(node._value()) is int and node._value() in (0, 1)
 
 
 def _several(defaults: list[ResultDefault]) -> Iterator[tuple[str, list[str]]]:

@@ -24,6 +24,7 @@ from yaml import YAMLError
 
 from components.errors import Problem, SpecError
 from components.specs import nearest
+from components.specs.wording import shortened
 from flows.experiment import override_problems
 from flows.experiment.config_loader import CONF, PRIMARY, Loader
 from flows.experiment.defaults_problems import defaults_problems
@@ -99,8 +100,8 @@ class ConfigTree:
                 near = nearest(option, options)
                 hint = f"{name}={near}" if near else None
                 own = f". To use your own, write DIR/{group}/NAME.yaml and add --config-dir DIR {name}=NAME"
-                text = f"{option!r}: expected one of {', '.join(options)}{own if isinstance(option, dict) else ''}"
-                problems.append(Problem(name, text, hint))
+                text = f"{shortened(option)}: expected one of {', '.join(options)}"
+                problems.append(Problem(name, text + (own if isinstance(option, dict) else ""), hint))
             if len(replaced) == len(wanted):
                 lines.append(f"{name}={'[' + ','.join(replaced) + ']' if isinstance(value, list) else replaced[0]}")
             else:

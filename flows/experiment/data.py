@@ -1,11 +1,14 @@
-"""Data of one's own as a run imports it: with the form resolved, and digests of the content."""
+"""Data of one's own as a run imports it: with the form resolved, digests of the content, and the tools of its rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from components.data.spec import DataSpec, SourceSpec
 from components.errors import Problem, ResourceError, SpecError
+from components.specs import Target
+from flows.experiment.checks.worlds import offered_tools
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ def resolve(spec: DataSpec, section: str = "data") -> ImportedData:
 
     if not spec.is_set:
         raise SpecError([Problem(f"{section}.path", f"needs a value: {section}.path=FILE, or {section}.dataset=NAME")])
-    spec = _until_now(spec, section)
+    spec = until_now(spec, section)
     content = _digest(spec, f"{section}.path" if spec.path is not None else f"{section}.dataset")
     heldout = spec.heldout_source()
     heldout_key = "data.heldout_path" if spec.heldout_path is not None else "data.heldout_split"
@@ -39,7 +42,17 @@ def resolve(spec: DataSpec, section: str = "data") -> ImportedData:
     return ImportedData(spec.model_copy(update={"form": form}), content, heldout_content)
 
 
-def _until_now(spec: DataSpec, section: str) -> DataSpec:
+def tools_of_rows(spec: DataSpec, environment: Target | None) -> list[dict[str, Any]]:
+    """Return the tools of rows that list none: those of the environment if one of the first rows calls tools without a
+    list, else none. `spec.form` is resolved."""
+    from components.data.form_resolution import first_examples
+
+    if environment is None or not any(example.calls_unlisted_tools() for example in first_examples(spec)):
+        return []
+    return offered_tools(environment)
+
+
+def until_now(spec: DataSpec, section: str) -> DataSpec:
     """Return conversations of a served policy up to now, because a server may go on recording."""
     from components.data.served.rows import ServedSource
 

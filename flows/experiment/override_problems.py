@@ -13,6 +13,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from components.errors import Problem
 from components.redaction import mask_text
 from components.specs import names_below, nearest
+from components.specs.wording import shortened
 from flows.experiment.config_loader import Loader
 from flows.experiment.flow import SHARED_KEYS, reads, unread_message
 from flows.experiment.spec import ExperimentSpec
@@ -31,7 +32,7 @@ def key_problem(override: Override, config: DictConfig, groups: Mapping[str, Seq
     if override.is_add() and has_key(config, key) and not isinstance(override.value(), list | dict):
         return Problem(f"+{key}", "is already set; omit the +", (override.input_line or "").lstrip("+"))
     if override.is_delete() and has_key(config, key) and override.value() not in (None, OmegaConf.select(config, key)):
-        return Problem(f"~{key}", f"the key has another value: {OmegaConf.select(config, key)!r:.80}", f"~{key}")
+        return Problem(f"~{key}", f"the key has another value: {shortened(OmegaConf.select(config, key))}", f"~{key}")
     if override.is_hydra_override() or has_key(config, key):
         return None
     plain = OmegaConf.to_container(config, resolve=False)

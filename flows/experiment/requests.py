@@ -17,8 +17,8 @@ from components.inference.spec import EmbeddedSpec
 from components.rewards.llm.spec import JudgeModel, asks_policy
 from components.rollout.collect_spec import WAYS, CollectSpec
 from components.specs import Target
+from flows.experiment import data as own_data
 from flows.experiment.checks import role_adapters
-from flows.experiment.data import resolve as resolve_data
 from flows.experiment.sections import WarmupTeacherSpec
 from flows.experiment.spec import ExperimentSpec
 from flows.stages import STAGES
@@ -267,13 +267,14 @@ class Requests:
     def import_data(self, data: DataSpec | None = None, section: str = "data") -> Request:
         """Return the request for the import of data of one's own, by default that of `data`, with scores and a
         selection. section: key of the spec, for messages. Raises SpecError if the data cannot be read."""
-        source = resolve_data(data or self.spec.data, section)
+        source = own_data.resolve(data or self.spec.data, section)
         stage = ImportStage(
             section=section,
             data=source.spec,
             content=source.content,
             heldout_content=source.heldout_content,
             model=self.spec.model.base(),
+            tools=own_data.tools_of_rows(source.spec, self.spec.environment),
         )
         return self.request("import", stage, {})
 

@@ -65,7 +65,8 @@ class RewardModelPartSpec(LearnedSpec):
     """Episodes that retraining uses besides the new ones: those of all earlier collections, or none."""
     adversarial: bool = False
     """With `every`: retraining also uses adversarial examples. The declared reward judges the episodes of all rounds
-    before it too. Scenarios in which the models gave a worse episode the higher reward are added."""
+    before it too. Scenarios in which the models gave a worse episode the higher reward are added. The first training,
+    before the rounds, has none."""
     scenarios: int = Field(32, ge=1)
     """Number of train scenarios whose episodes the model learns from, without `data`."""
     group_size: int = Field(4, ge=1, le=10_000)

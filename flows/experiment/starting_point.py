@@ -25,7 +25,7 @@ class StartingPoint:
         """Return the starting point that `fork` and `feedback` name. Raises the errors of both, and SpecError for data
         that its training does not learn from."""
         data_kinds.check(spec)
-        return cls(fork.resolve(spec, store), feedback.resolve(spec.feedback, store))
+        return cls(fork.resolve(spec, store), feedback.resolve(spec.feedback, store, spec.data))
 
     @property
     def checkpoints(self) -> dict[str, str]:

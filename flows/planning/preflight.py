@@ -43,6 +43,7 @@ from components.rollout.formats import Presentation
 from components.rollout.pool import close
 from components.rollout.random_agent import RandomEngine
 from components.rollout.request import EpisodeRequest
+from components.rollout.usage import REASONING_TOKENS
 from components.specs import Target, nearest
 from components.trajectories.parts import SOLVER
 from components.trajectories.schema import Failure, Scenario, Score, Trajectory
@@ -103,7 +104,7 @@ def check(spec: ExperimentSpec, context: Context, start: StartingPoint) -> list[
     elif played and single:
         _try_rewards(rewards, _attempts(played[0], context))
     if played and single:
-        _check_costs(spec, _attempts(played[0], context))
+        _check_costs(spec, _attempts(played[0], context), context)
     return pending
 
 
@@ -342,10 +343,12 @@ def _scores(reward: Any, episode: Trajectory) -> list[Score]:
     return run(caller.call_group_async(group)) if caller.waits else caller.call_group(group)
 
 
-def _check_costs(spec: ExperimentSpec, episodes: Iterable[Trajectory]) -> None:
+def _check_costs(spec: ExperimentSpec, episodes: Iterable[Trajectory], context: Context) -> None:
     """Raise SpecError for a cost that neither the first scored episode nor its score has. The components of a score by
     a model, and the metrics of players and of code are not known before they run."""
     from components.algorithms.policy_gradient.cost_constraints import numbers_of
+    from components.models.weights import load_tokenizer, prepare
+    from components.trajectories.chat import ChatFormat
 
     reward = spec.reward.build()
     unknown = spec.reward_model is not None or isinstance(reward, ModelReward)
@@ -354,7 +357,9 @@ def _check_costs(spec: ExperimentSpec, episodes: Iterable[Trajectory]) -> None:
     for episode in episodes:
         score = _scores(reward, episode)[0]
         if score.reward is not None:
-            names = sorted(numbers_of(episode) | score.components)
+            chat = ChatFormat(load_tokenizer(prepare(spec.model.base(), context.cache)))
+            unmeasured = {REASONING_TOKENS} if chat.reasoning is None else set()
+            names = sorted((numbers_of(episode) | score.components).keys() - unmeasured)
             message = f"no episode has a cost of this name; expected one of {', '.join(names)}. No stage has run"
             missing = [name for name in spec.algorithm.constraints if name not in names]
             if missing:

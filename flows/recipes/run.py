@@ -46,14 +46,16 @@ class Run(StageCalls):
             name = self.spec.flow.name
             raise order_error(f"{name} returned {type(policy).__name__}; expected the trained policy: return policy")
         self._adopt(policy)
-        if self.spec.rounds and self.spec.deploy.policy == "best" and self.outcome.pruned is None:
+        fork = self.start.fork
+        has_rounds = self.spec.rounds > (fork.step if fork else 0)  # a fork with feedback may have none left
+        if has_rounds and self.spec.deploy.policy == "best" and self.outcome.pruned is None:
             if self.outcome.measured[-1].step < self.outcome.step:
                 self.measure(policy, f"evaluate[{policy.step}]")
             policy = self._best()
         evaluated = self._evaluated == policy
-        if self.spec.rounds and not (evaluated and "final" in self.outcome.evaluations):
+        if has_rounds and not (evaluated and "final" in self.outcome.evaluations):
             self.outcome.evaluations["final"] = self.measure(policy, "evaluate[final]")
-        elif not self.spec.rounds and not evaluated and self.spec.environment is not None:
+        elif not has_rounds and not evaluated and self.spec.environment is not None:
             self.evaluate(policy, "final", reference=self.outcome.last if self.outcome.evaluations else None)
         self._report_costs()
         self._report_preference()

@@ -20,6 +20,7 @@ from flows.execution.overlap import BackgroundRunner, Sequential
 from flows.execution.parallel import ParallelRunner, in_turn
 from flows.experiment.data_kinds import PREFERENCES, compares_nothing
 from flows.experiment.early_stopping import EvaluatedPolicy
+from flows.experiment.feedback import FeedbackTraining
 from flows.experiment.guards import RunGuards
 from flows.experiment.requests import Requests
 from flows.experiment.spec import ExperimentSpec
@@ -79,7 +80,7 @@ class StageCalls:
     is_branch: bool = False
     """True inside `parallel`."""
     imports: dict[str, Artifact] = field(default_factory=dict)
-    """Imported data by the key of its section."""
+    """Imported data by the label of its stage."""
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -162,6 +163,9 @@ class StageCalls:
         if self.spec.data.is_set and self.warms_up and not self.spec.flow.offline:
             self.import_data()  # before any work, so that unusable rows cost none
         self.preferences()
+        for part in self.start.feedback:
+            if isinstance(part.source, DataSpec):
+                self._answers(part, policy)
         before = pretrains or self.warms_up or bool(self.start.feedback)
         if self.spec.environment is not None:
             self.evaluate(policy, "start", step=policy.step - 1 if before else policy.step)
@@ -206,9 +210,9 @@ class StageCalls:
 
     def _imported(self, label: str, section: str, data: DataSpec) -> Artifact:
         """Return data of one's own, imported once in a run."""
-        if section not in self.imports:
-            self.imports[section] = self.call(label, 0, self.requests.import_data(data, section))
-        return self.imports[section]
+        if label not in self.imports:
+            self.imports[label] = self.call(label, 0, self.requests.import_data(data, section))
+        return self.imports[label]
 
     def validate(self, data: Episodes, policy: PolicyVersion, name: str, step: int | None = None) -> None:
         """Measure the likelihood of the held-out rows of imported data under a policy as `validate[name]`, and sample
@@ -299,15 +303,20 @@ class StageCalls:
 
     def train_on_feedback(self, policy: PolicyVersion) -> PolicyVersion:
         """Return the policy after training on human feedback, first on scores and corrections, then on choices, as far
-        as the file has them, evaluated as `feedback`. Without `feedback` return the policy itself."""
+        as there are some, evaluated as `feedback`. Without `feedback` return the policy itself."""
         for part in self.start.feedback:
-            request = self.requests.request("feedback", part.stage, part.artifacts)
-            answers = self.call(f"feedback[{part.name}]", policy.step, request)
-            episodes = Episodes.of(part.name, policy.step, answers)
+            episodes = Episodes.of(part.name, policy.step, self._answers(part, policy))
             policy = self.train([episodes], part.name, algorithm=part.algorithm, start=policy)
         if self.start.feedback:
             self.evaluate(policy, "feedback")
         return policy
+
+    def _answers(self, part: FeedbackTraining, policy: PolicyVersion) -> Artifact:
+        """Return the episodes that a training on human feedback learns from."""
+        if isinstance(part.source, DataSpec):
+            return self._imported(f"import[{part.name}]", "feedback", part.source)
+        request = self.requests.request("feedback", part.source, part.artifacts)
+        return self.call(f"feedback[{part.name}]", policy.step, request)
 
     def measure(self, policy: PolicyVersion, label: str) -> Artifact:
         """Evaluate a policy of the rounds. A second evaluation of a policy is cached and adds no measurement."""

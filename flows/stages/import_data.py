@@ -34,13 +34,16 @@ class ImportStage(StageSpec):
     """Digest of the held-out rows, if they have a source of their own."""
     model: ModelSpec
     """Model whose tokenizer and maximum length the rows are checked against."""
+    tools: list[dict[str, Any]] = []
+    """Tools of rows that list none, in OpenAI's JSON format."""
 
     def key_part(self) -> dict[str, Any]:
         names = ("source", "name", "revision", "max_length")
         model = {name: getattr(self.model, name) for name in names}
         model |= self.model.template_settings | self.model.content()
         contents = {"content": self.content, "heldout_content": self.heldout_content}
-        return {"data": self.data.meaning(), "model": model, **contents}
+        tools = {"tools": self.tools} if self.tools else {}
+        return {"data": self.data.meaning(), "model": model, **contents, **tools}
 
 
 def import_data(spec: ImportStage, inputs: Inputs, draft: Draft, context: Context) -> dict[str, float]:
@@ -62,7 +65,8 @@ def import_shard(
     with _named(spec):
         _refuse_change(spec)
         on_row = _reporter(spec, context)
-        problems = problems_of_part(spec.data, _tokens(spec, context), part.index, part.count, on_row)
+        tokens = _tokens(spec, context)
+        problems = problems_of_part(spec.data, tokens, part.index, part.count, on_row, spec.tools)
     (draft.path / "problems.json").write_text(json.dumps(problems) + "\n", encoding="utf-8")
     return {"problems": float(len(problems))}
 
@@ -82,7 +86,8 @@ def join_import(
 @contextmanager
 def _named(spec: ImportStage) -> Iterator[None]:
     """Write the keys of the data in messages as the configuration has them."""
-    keys = re.compile(rf"\bdata\.({'|'.join(DataSpec.model_fields)})\b")
+    fields = ("path",) if spec.section == "feedback" else DataSpec.model_fields  # `feedback` has the others in `data`
+    keys = re.compile(rf"\bdata\.({'|'.join(fields)})\b")
 
     def renamed(text: str) -> str:
         return keys.sub(rf"{spec.section}.\1", text)
@@ -137,7 +142,7 @@ def _write(
 ) -> dict[str, float]:
     from components.data.importing import DataImport
 
-    report = DataImport(spec.data, tokens, _reporter(spec, context), problems).write(draft.path)
+    report = DataImport(spec.data, tokens, _reporter(spec, context), problems, spec.tools).write(draft.path)
     context.progress(report.rows, report.rows)
     (draft.path / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     return report.metrics()
@@ -168,7 +173,7 @@ def count_rows(spec: ImportStage, inputs: Mapping[str, Artifact | None], context
 
 STAGE = Stage(
     "import",
-    7,
+    8,
     ImportStage,
     "dataset",
     SCHEMA_VERSION,

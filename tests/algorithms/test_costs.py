@@ -81,6 +81,8 @@ def test_the_outcome_may_say_what_an_episode_costs_too():
     trajectory.outcome = {"success": True, "slips": 3, "calls": 2, "said": "text"}
     trajectory.metrics = {"calls": 5.0}
     assert cost_constraints.mean_costs(COSTS, [trajectory]) == {"slips": 3.0, "calls": 5.0}
+    thinking = {"reasoning_tokens": CostSpec(limit=1)}
+    assert cost_constraints.mean_costs(thinking, [trajectory]) == {"reasoning_tokens": 0.0}  # it did not reason
 
 
 @pytest.mark.parametrize(("value", "message"), [(None, "has no cost of this name"), (math.nan, "has a cost of nan")])

@@ -247,6 +247,23 @@ def test_a_column_of_lists_of_numbers_is_a_score_in_the_export_of_langfuse():
     assert example.candidates[0].reward == 0.5
 
 
+def test_categories_of_langfuse_are_numbers_where_a_configuration_maps_them_and_else_reported_by_row(tmp_path):
+    def category(number: int, **values: object) -> dict:
+        return {"traceId": f"t{number}", "name": "verdict", "dataType": "CATEGORICAL", "stringValue": "good", **values}
+
+    rows = [observation(f"t{number}", 1, [f"q{number}"], f"a{number}") for number in range(4)]
+    rows += [category(0, value=1, configId="c"), category(1, value=0, configId=None), category(2)]
+    rows[3]["verdict"] = ["bad", "bad"]  # of a table
+    rows[3]["tags"] = ["beta"]
+    path = str(written(tmp_path, *rows))
+    spec = DataSpec(path=path, form="langfuse", columns={"reward": "verdict"}, max_dropped=1)
+    (tmp_path / "a").mkdir()
+    report = DataImport(spec, tokens=None).write(tmp_path / "a")
+    assert (report.examples, report.unused) == (1, {})
+    refused = [row["reason"] for row in report.checks["malformed"].examples]
+    assert refused == ["column 'verdict': expected a finite number, got text; data.ignore leaves the column out"] * 3
+
+
 def test_an_import_reports_what_a_log_lacks_and_reads_scores(tmp_path):
     tool = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
     rows = [observation(f"t{number}", 1, [f"q{number}"], f"a{number}") for number in range(8)]

@@ -132,6 +132,26 @@ def test_later_feedback_replaces_earlier_one(served):
     assert [[reward for reward, _ in row] for row in served.trained()] == [[1.0], [1.0, 0.0]]
 
 
+def test_a_split_has_its_kinds_of_feedback_alone(served):
+    """Also a choice against an answer of a conversation without feedback."""
+    served.say("c", better_than="a")
+    assert [[reward for reward, _ in row] for row in served.trained()] == [[1.0, 0.0]]
+    served.say("a", score=0.25)
+    served.say("b", correction={"text": "Sold.", "calls": []})
+    rewards = {
+        split: [
+            [candidate.reward for candidate in row.values["candidates"]]
+            for row in rows(DataSpec(path=str(served.folder), split=split))
+        ]
+        for split in ("scores", "corrections", "choices", "scores+corrections", None)
+    }
+    assert [rewards[split] for split in ("scores", "corrections", "choices")] == [[[0.25]], [[1.0]], [[1.0, 0.0]]]
+    assert rewards["scores+corrections"] == [[0.25], [1.0]]
+    assert len(rewards[None]) == 3
+    with pytest.raises(ResourceError, match="split = train: expected some of scores, corrections, choices"):
+        list(rows(DataSpec(path=str(served.folder), split="train")))
+
+
 def test_the_import_recognises_the_folder_and_keeps_scores_and_tokens(served, tmp_path):
     """A corrected answer with a low score is a comparison of two answers to one prompt."""
     served.say("a", score=0.0)

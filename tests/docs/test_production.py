@@ -91,7 +91,8 @@ def test_the_loop_closes_in_three_commands(tmp_path, command, capsys):
         deployments([f"root={tmp_path}", "--stop", "shop"])
     # Random weights write special tokens, which fail a check of the import.
     result = run(again, "data.max_dropped=1")
-    assert result["stages"]["import"] == "ran"
+    trained = ["import[scores]", "import[choices]", "train[scores]", "train[choices]"]
+    assert [result["stages"][label] for label in trained] == ["ran"] * 4
     assert result["stages"]["evaluate[start]"] == "cached"  # of the served policy
     assert compare([*arguments(comparison, tmp_path), "--json"]) == 0
     versions = json.loads(capsys.readouterr().out)["versions"]

@@ -67,6 +67,7 @@ def test_an_algorithm_that_cannot_learn_from_the_data_is_refused_and_those_that_
     cases = [
         (thumbs, [], 0, able),
         (thumbs, ["algorithm=kto"], 0, able),
+        ([{**row, "label": "accepted"} for row in thumbs], ["algorithm=kto"], 0, "algorithms: kto, sft\n"),
         (thumbs, ["algorithm=sft"], 2, "a run is refused: filter: keeps 2 rejected answers"),
         (thumbs, ["algorithm=sft", "filter=successful"], 0, able),
         (thumbs, ["+experiment=dpo"], 2, "a run is refused: data: algorithm=dpo learns nothing from this data"),
@@ -82,6 +83,24 @@ def test_an_algorithm_that_cannot_learn_from_the_data_is_refused_and_those_that_
     for rows, overrides, code, text in cases:
         exit_code, out = inspect(rows, "--rows", "0", *overrides)
         assert (exit_code, text in out) == (code, True), (overrides, out)
+
+
+def test_rows_without_a_list_of_tools_have_those_of_the_environment(inspect):
+    def row(number: int, tool: str) -> dict:
+        call = {"function": {"name": tool, "arguments": f'{{"order": "A{number}"}}'}}
+        messages = [{"role": "user", "content": f"Order A{number}?"}, {"role": "assistant", "tool_calls": [call]}]
+        return {"messages": messages}
+
+    rows = [row(number, "find_order" if number else "fly") for number in range(12)]
+    code, out = inspect(rows, "--json", "--rows", "1")
+    data = json.loads(out)
+    assert (code, data["examples"], data["checks"]["unknown_tool"]["count"]) == (0, 11, 1)
+    (unknown,) = data["checks"]["unknown_tool"]["examples"]
+    assert (unknown["number"], "message 1 calls fly;" in unknown["reason"]) == (1, True)
+    assert "change_address" in "".join(text for text, _ in data["rows_shown"][0]["rl"]["tokens"])
+    code, out = inspect(rows, "environment=none", "--rows", "0")
+    assert code == 2
+    assert "calls find_order; the tools are: none; expected the column tools, or an environment with them" in out
 
 
 def test_files_and_a_path_exclude_each_other(inspect, capsys):

@@ -10,6 +10,8 @@ import torch
 
 from components.algorithms.policy.policy import Policy
 from components.artifacts import Store
+from components.data.served.rows import ServedSource
+from components.data.spec import SourceSpec
 from components.errors import ResourceError, SpecError
 from components.models.weights import folder, load_tokenizer
 from components.trajectories.chat import ChatFormat
@@ -18,11 +20,14 @@ from components.trajectories.feedback import FOLDER, append, read
 from components.trajectories.store import load_scored, read_trajectories
 from flows.experiment import feedback
 from flows.experiment.requests import Requests
+from flows.experiment.starting_point import StartingPoint
 from flows.history.lineage_graph import Lineage
 from flows.history.records import RunRecord
+from flows.recipes.run import Run
 from flows.reporting.lineage import show
 from flows.stages.base import Context
 from flows.stages.execute import run_stage
+from tests.data.test_served import Served
 from tests.flows.annotated import EPISODES, played
 from tests.flows.declarations import check_artifact
 from tests.flows.pretend import planned, run_stages, spec_of
@@ -85,7 +90,7 @@ def test_corrections_and_scores_train_the_policy_that_was_annotated(finished):
     after, learned = run(root, fork=before.id, feedback={"path": str(file.parent), "scores": SFT})
     labels = [one.label for one in after.stages]
     trained = ["feedback[scores]", "train[scores]"]
-    assert labels == ["evaluate[start]", *trained, "evaluate[feedback]", "evaluate[final]"]
+    assert labels == ["evaluate[start]", *trained, "evaluate[feedback]"]
     assert after.stage("train[scores]").request["inputs"]["start"] == before.stage("train[1]").key
     told = Store(root / "artifacts").find(after.stage("feedback[scores]").key)
     assert told.metrics == {"episodes": 2.0, "authors": 1.0, "scored": 1.0, "corrected": 1.0, "pairs": 0.0}
@@ -132,7 +137,7 @@ def test_one_file_of_all_kinds_trains_each_for_its_purpose_in_one_run(finished):
     plan = planned(root, **TINY, fork=before.id, **part)
     after, learned = run(root, fork=before.id, **part)
     trained = ["feedback[scores]", "train[scores]", "feedback[choices]", "train[choices]", "evaluate[feedback]"]
-    assert list(plan) == [one.label for one in after.stages] == ["evaluate[start]", *trained, "evaluate[final]"]
+    assert list(plan) == [one.label for one in after.stages] == ["evaluate[start]", *trained]  # no round is left
     key = {label: after.stage(label).key for label in trained}
     inputs = {label: after.stage(label).request["inputs"] for label in trained}
     assert inputs["train[scores]"]["start"] == before.stage("train[1]").key
@@ -156,6 +161,47 @@ def test_one_file_of_all_kinds_trains_each_for_its_purpose_in_one_run(finished):
 
 
 @pytest.mark.timeout(1800)
+def test_feedback_of_users_trains_as_that_of_annotators_does(finished):
+    """A further choice trains on choices alone again, also while the server goes on recording."""
+    root, before, _ = finished
+    served = Served(root / "served")
+    served.say("a", score=1.0)
+    served.say("b", correction={"text": "Sold.", "calls": [{"name": "find", "arguments": "{}"}]})
+    served.say("c", better_than="a")
+    part = {"feedback": {"path": str(served.folder), "scores": SFT, "choices": DPO}, "fork": before.id}
+    plan = planned(root, **TINY, **part)
+    after, learned = run(root, **part)
+    trained = ["train[scores]", "train[choices]", "evaluate[feedback]"]
+    labels = ["import[scores]", "import[choices]", "evaluate[start]", *trained]
+    assert list(plan) == [one.label for one in after.stages] == labels
+    assert plan["train[choices]"].inputs["trajectories"] == "import[choices]"
+    key = {label: after.stage(label).key for label in labels}
+    inputs = {label: after.stage(label).request["inputs"] for label in trained}
+    assert inputs["train[scores]"]["start"] == before.stage("train[1]").key
+    assert inputs["train[choices]"]["start"] == inputs["train[choices]"]["reference"] == key["train[scores]"]
+    assert learned.checkpoint.key == key["train[choices]"]
+    store = Store(root / "artifacts")
+    episodes = {
+        name: load_scored(folder / "trajectories.parquet", folder / "scores.parquet", None)
+        for name in ("scores", "choices")
+        for folder in [store.find(key[f"import[{name}]"]).path]
+    }
+    answers = {
+        name: [(one.histories[0].messages[-1].content, one.reward) for one in own] for name, own in episodes.items()
+    }
+    assert answers == {"scores": [("Here.", 1.0), ("Sold.", 1.0)], "choices": [("There.", 1.0), ("Here.", 0.0)]}
+
+    served.answer("d", "And now?", [], "Sold.", [], conversation="third", prompt="p2")
+    served.say("d", better_than="b")
+    again, _ = run(root, **part)
+    assert {one.label for one in again.stages if one.status == "ran"} == {
+        "import[choices]",
+        "train[choices]",
+        "evaluate[feedback]",
+    }
+
+
+@pytest.mark.timeout(1800)
 def test_the_rounds_go_on_from_what_people_taught(finished):
     root, before, outcome = finished
     artifact, (a, *_) = episodes_of(outcome)
@@ -170,12 +216,16 @@ def test_the_rounds_go_on_from_what_people_taught(finished):
     assert "feedback" in text
 
 
-def test_a_plan_knows_what_will_be_learned(tmp_path):
+def test_a_plan_knows_what_will_be_learned(tmp_path, caplog):
     run = played(tmp_path)
-    append(tmp_path / FOLDER / "x.jsonl", [rated(EPISODES[0], 5, artifact=run.stage("collect[1]").digest)])
-    part = {"path": str(tmp_path / FOLDER), "scores": SFT}
+    here = run.stage("collect[1]").digest
+    tie = chose(*EPISODES[:2], "tie", artifact=here)
+    append(tmp_path / FOLDER / "x.jsonl", [rated(EPISODES[0], 5, artifact=here), tie])
+    part = {"path": str(tmp_path / FOLDER), "scores": SFT, "choices": DPO}
     found = planned(tmp_path, rounds=1, fork=run.id, feedback=part)
-    assert list(found)[:3] == ["evaluate[start]", "feedback[scores]", "train[scores]"]
+    assert list(found)[:4] == ["evaluate[start]", "feedback[scores]", "train[scores]", "evaluate[feedback]"]
+    (line,) = caplog.messages
+    assert line.startswith("train[choices] is left out: all its answers in ")
     assert found["feedback[scores]"].inputs == {"episodes_1": "annotated episodes_1"}
     assert found["train[scores]"].inputs["trajectories"] == "feedback[scores]"
 
@@ -240,12 +290,58 @@ def test_what_cannot_be_learned_is_said_before_the_start(tmp_path):
     assert wrong_problems(refused, lambda part: spec_of(tmp_path, feedback={"path": "x", **part})) == []
 
 
+def test_feedback_of_users_that_nothing_learns_from_is_refused_before_the_start(tmp_path):
+    served, store = Served(tmp_path / "served"), Store(tmp_path / "artifacts")
+    both, folder = {"scores": SFT, "choices": DPO}, str(served.folder)
+    nothing = "has no scores and no corrections and no choices of recorded answers, which sft or dpo trains on"
+
+    def refused(words, path=folder, **algorithms):
+        spec = spec_of(tmp_path, feedback={"path": path, **(algorithms or both)}).feedback
+        with pytest.raises(SpecError, match=words):
+            feedback.resolve(spec, store)
+
+    refused(rf"feedback\.path: .*served {nothing}")
+    served.say("a", text="Solved at once.")
+    refused(f"{nothing}. Free text is not trained on")
+    now = ServedSource.of(SourceSpec(path=folder)).until_now().path
+    served.say("c", better_than="a")
+    refused(nothing, now)
+    refused(r"no scores and no corrections of .* It has choices, which feedback\.choices = null does not", scores=SFT)
+    served.say("a", correction={"text": "Sold.", "calls": []})
+    refused(r"no scores of .* It has corrections, which feedback\.scores = kto does", scores={"name": "kto"})
+    refused("'yesterday' is no time; expected FOLDER@2026", f"{folder}@yesterday")
+    (tmp_path / "other").mkdir()
+    refused(r"feedback\.path: .*other holds no feedback: expected", str(tmp_path / "other"))
+
+
+def test_rows_of_users_that_fail_a_check_end_the_run_before_its_other_stages(tmp_path):
+    served, context = Served(tmp_path / "served"), Context.at(tmp_path)
+    served.answer("d", "Where?", [], " ", [], conversation="third")
+    for name in "ad":
+        served.say(name, score=1.0)
+    called, part = [], {"path": str(served.folder), "scores": SFT}
+
+    def begin(**settings):
+        def call(label, step, request):
+            called.append(label)
+            return run_stage(request, context)[0]
+
+        spec = spec_of(tmp_path, **TINY, data=settings, feedback=part)
+        Run(spec, call, start=StartingPoint.resolve(spec, context.store)).begin()
+
+    with pytest.raises(SpecError, match=r"data\.max_dropped: 0.1: 1 of 2 rows fail a check") as error:
+        begin()
+    assert [problem.path for problem in error.value.problems] == ["feedback.path", "data.max_dropped"]
+    begin(max_dropped=0.5)
+    assert called == ["import[scores]", "import[scores]", "evaluate[start]"]
+
+
 def test_an_answer_given_after_the_start_is_not_mixed_in(tmp_path):
     run = played(tmp_path)
     context, here = Context.at(tmp_path), run.stage("collect[1]").digest
     spec = said(tmp_path, rated(EPISODES[0], 5, artifact=here))
     (found,) = feedback.resolve(spec, context.store)
-    request = Requests(spec_of(tmp_path)).request("feedback", found.stage, found.artifacts)
+    request = Requests(spec_of(tmp_path)).request("feedback", found.source, found.artifacts)
     append(tmp_path / "said.jsonl", [rated(EPISODES[1], 1, artifact=here)])
     with pytest.raises(ResourceError, match="changed after the start of the run"):
         run_stage(request, context)

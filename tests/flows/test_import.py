@@ -196,7 +196,9 @@ def test_rlhf_from_three_files(context, tmp_path):
         assert len(rewards) == 2
         assert outcome.reported[f"held-out reward-model score, {name}"] == pytest.approx(sum(rewards) / 2)
     collected = read_trajectories(artifacts["collect[1]"].path / "trajectories.parquet")
-    assert {message.content for one in collected for message in one.histories[0].messages[:1]} <= set(PROMPTS)
+    talks = [trajectory.histories[0].messages for trajectory in collected]
+    assert {messages[0].content for messages in talks} <= set(PROMPTS)
+    assert [len(messages) for messages in talks] == [2] * 4  # a prompt and its answer
 
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(context, tmp_path):

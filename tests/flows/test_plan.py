@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,8 @@ def test_the_text_names_every_stage_with_its_first_reason_and_sums_up(tmp_path):
     assert "algorithm.epochs" not in text
     assert "12 stages, 9 cached, 3 to run" in text
     assert "algorithm.epochs: 1 → 2" in show(found, why=True)
+    twice = replace(found.stages[0], inputs={"trajectories": "import", "scores": "import", "start": "run@1"})
+    assert " import, run@1 " in show(replace(found, stages=[twice]))
 
 
 def test_an_experiment_without_an_earlier_run_is_compared_with_others_on_request(tmp_path, capsys):

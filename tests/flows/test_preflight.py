@@ -68,6 +68,10 @@ COSTS = [
         ["algorithm.costs={invalid_actons: {limit: 1}}"],
         r"costs\.invalid_actons: .*turns.*Did you mean 'invalid_actions'",
     ),
+    (
+        ["algorithm.costs={reasoning_tokens: {limit: 1}}"],  # of a model without reasoning
+        r"costs\.reasoning_tokens: no episode has a cost of this name; expected one of (?!.*reasoning_tokens)",
+    ),
     (["algorithm.costs={tool_calls: {limit: 1}}"], r"costs\.tool_calls: no episode has a cost of this name"),
     (["reward=costs", "algorithm.costs={tool_cals: {limit: 1}}"], r"expected one of .*task.*Did you mean 'tool_calls'"),
 ]

@@ -104,6 +104,9 @@ def test_what_is_added_is_there_once(tmp_path):
     file.write_text(file.read_text() + other_form)  # by hand, without a line break at the end
     assert append(file, [rated(OTHER, 1), rated(OTHER, 2, second=1)]) == 2 - 1
     assert [answer.id for answer in read(file)][-2:] == [rated(OTHER, 1).id, rated(OTHER, 2, second=1).id]
+    file.write_text(file.read_text(), encoding="utf-8-sig")  # by an editor that writes a byte order mark
+    assert append(file, lines) == 0
+    assert read(file)[:2] == lines
 
 
 def test_a_line_that_was_never_acknowledged_is_no_damage(tmp_path, caplog):
@@ -152,7 +155,7 @@ DAMAGED = {
     "kind is 'praise'; expected one of score": json.dumps(said(kind="praise")),
     "score: 6: expected at most 5": json.dumps(said(score=6)),
     "score: 0: expected at least 1": json.dumps(said(score=0)),
-    "score: 'true': expected a whole number": json.dumps(said(score=True)),
+    "score: true: expected a whole number": json.dumps(said(score=True)),
     "score: 3.5: expected a whole number": json.dumps(said(score=3.5)),
     "score: is missing": json.dumps(said(score=...)),
     "colour: no such key": json.dumps(said(colour="red")),

@@ -9,6 +9,7 @@ import pytest
 from components.trajectories.feedback_episodes import mismatch, of_kinds, taught
 from components.trajectories.groups import adjacent_groups, pairs, scenario_of
 from components.trajectories.parts import CORRECTION
+from components.trajectories.schema import ToolCall
 from tests.trajectories.builders import FAILURE, episode, talk, tool_talk
 from tests.trajectories.said import chose, corrected, rated
 
@@ -88,3 +89,12 @@ def test_only_what_is_asked_for_is_learned():
 def test_a_correction_of_what_the_assistant_did_not_say_does_not_fit(answer):
     assert mismatch(corrected(A, 1), {A.id: A}, "x") is None
     assert "not the assistant's" in mismatch(answer, {A.id: A}, "x")
+
+
+def test_a_correction_calls_tools_of_its_episode_or_those_that_the_message_called():
+    calls = ({"name": "look_up"}, {"name": "lookup"})
+    reason = mismatch(corrected(A, 1, calls=calls), {A.id: A}, "x")
+    assert "calls 'lookup'; the tools of the episode are look_up (did you mean look_up?)" in reason
+    guessed = episode("s", 0, histories=[tool_talk()])
+    guessed.histories[0].messages[2].tool_calls = [ToolCall("call_0", "lookup", "{}")]
+    assert mismatch(corrected(guessed, 2, calls=calls), {guessed.id: guessed}, "x") is None

@@ -146,7 +146,7 @@ def _replayed(trajectory: Trajectory) -> bool:
 
 def _cost(trajectory: Trajectory, name: str) -> float:
     costs = numbers_of(trajectory)
-    value = costs.get(name)
+    value = costs.get(name, 0.0 if name == "reasoning_tokens" else None)  # no metric of an episode without reasoning
     if value is None or not math.isfinite(value):
         problem = "has no cost of this name" if value is None else f"has a cost of {value}"
         raise ArtifactError(

@@ -58,8 +58,11 @@ class Form:
         except RowProblem:
             return False
 
-    def example(self, values: Mapping[str, Any], mapped: Mapping[str, str]) -> DataExample:
-        """Return the example of a row. mapped: the user's columns by our names. Raises RowProblem."""
+    def example(
+        self, values: Mapping[str, Any], mapped: Mapping[str, str], tools: Sequence[dict[str, Any]] = ()
+    ) -> DataExample:
+        """Return the example of a row. mapped: the user's columns by our names. tools: those of a row that lists none.
+        Raises RowProblem."""
         columns = RowColumns(values, {**self.columns, **self.more}, mapped)
         for name in self.columns:
             columns.need(name)
@@ -69,7 +72,8 @@ class Form:
         difficulty = columns.number("difficulty")
         if difficulty is not None and difficulty in range(1, 6):
             example.difficulty = int(difficulty)
-        example.tools = example.tools or read_tools(columns.get("tools"))
+        listed = columns.get("tools")
+        example.tools = example.tools or (list(tools) if listed in (None, "") else read_tools(listed))
         system = columns.get("system")
         if isinstance(system, str) and system:
             for candidate in example.candidates:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +16,8 @@ MLFLOW = "Trace the calls with mlflow.openai.autolog() or another autolog, which
 SPANS = "Search with include_spans=True"
 _MODELS = ("CHAT_MODEL", "LLM")
 """Types of MLflow's spans that call a model."""
+_LISTS = {"input", "output", "metadata", "tags", "traceTags", "comments", "toolCalls", "toolCallNames"}
+"""Columns of Langfuse's observations in which a list is no score."""
 
 
 def langfuse(row: Mapping[str, Any]) -> list[LogPart] | None:
@@ -28,10 +30,10 @@ def langfuse(row: Mapping[str, Any]) -> list[LogPart] | None:
     if trace is None and row.keys() >= {"timestamp", "output", "release", "public"}:
         return [LogPart(str(row.get("id")), problem=f"trace {row.get('id')} {TRACES}")]
     if trace is None or not (kind := row.get("type")) or "run_type" in row:
-        known = trace is not None and "name" in row and "value" in row
-        return [LogPart(str(trace), scores={str(row["name"]): row["value"]})] if known else None
+        known = trace is not None and "name" in row and ("value" in row or "stringValue" in row)
+        return [LogPart(str(trace), scores={str(row["name"]): _score(row)})] if known else None
     values = {name: parsed(value) for name, value in row.items()}
-    scores = {name: fmean(items) for name, items in values.items() if _numbers(items)}
+    scores = {name: _combined(items) for name, items in values.items() if name not in _LISTS and _scores(items)}
     parts = [LogPart(str(trace), scores=scores)] if scores else []
     if str(kind).upper() != "GENERATION":
         return parts
@@ -92,6 +94,20 @@ def mlflow(row: Mapping[str, Any]) -> list[LogPart] | None:
     return parts
 
 
-def _numbers(value: Any) -> bool:
-    """Return True for the values of a score, which has a column of its own in tables."""
-    return isinstance(value, list) and bool(value) and all(type(item) in (int, float) for item in value)
+def _score(row: Mapping[str, Any]) -> Any:
+    """Return the value of a score of Langfuse: its number, or the text of a category that no configuration maps to a
+    number, for which the number is missing or 0."""
+    unmapped = row.get("dataType") == "CATEGORICAL" and either(row, "configId", "config_id") is None
+    return row.get("stringValue") if unmapped or row.get("value") is None else row["value"]
+
+
+def _scores(value: Any) -> bool:
+    """Return True for the values of a score, which has a column of its own in tables: numbers or categories."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, int | float | str) for item in value)
+
+
+def _combined(items: Sequence[Any]) -> Any:
+    """Return the mean of numbers, the category on which all agree, or else all values."""
+    if all(type(item) in (int, float) for item in items):
+        return fmean(items)
+    return items[0] if all(item == items[0] for item in items) else items

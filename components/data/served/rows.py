@@ -5,9 +5,9 @@
     better_than                 two answers to one prompt, with rewards 1 and 0
     correction                  the conversation up to the answer, and the corrected one, with reward 1
 
-A later score, choice or correction of the same answers replaces the earlier one. Rows have the sampled tokens, unless
-an answer was recorded without: then the messages are tokenized by the training. The conversations with feedback are in
-memory at once.
+`split` of the source selects kinds (`KINDS`). A later score, choice or correction of the same answers replaces the
+earlier one. Rows have the sampled tokens, unless an answer was recorded without: then the messages are tokenized by the
+training. The conversations with feedback are in memory at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ from components.trajectories.convert import to_message
 from components.trajectories.recorder import Recorder
 from components.trajectories.schema import History, Message, ToolCall
 
+KINDS = {"scores": "score", "corrections": "correction", "choices": "better_than"}
+"""Fields of feedback that is trained on, by its kind."""
+
 
 @dataclass(frozen=True)
 class ServedSource:
@@ -39,11 +42,13 @@ class ServedSource:
 
     folder: Path
     until: float
+    fields: frozenset[str]
+    """Fields of the feedback that is read."""
 
     @classmethod
     def of(cls, spec: SourceSpec) -> ServedSource | None:
-        """Return the source that `path` names, `FOLDER` or `FOLDER@TIME`; None for other data. Raises ResourceError
-        for an invalid time."""
+        """Return the source that `path` names, `FOLDER` or `FOLDER@TIME`, with the kinds of feedback that `split`
+        names; None for other data. Raises ResourceError for an invalid time, and for an unknown kind."""
         if not isinstance(spec.path, str) or "://" in spec.path:
             return None
         folder, until = Path(spec.path).expanduser(), ""
@@ -52,10 +57,14 @@ class ServedSource:
             folder = Path(name or spec.path).expanduser()
         if not folder.is_dir() or not files(folder):
             return None
+        kinds = list(KINDS) if spec.split is None else spec.split.split("+")
+        if not set(kinds) <= KINDS.keys():
+            raise ResourceError(f"split = {spec.split}: expected some of {', '.join(KINDS)}, joined by +")
+        fields = frozenset(KINDS[kind] for kind in kinds)
         try:
-            return cls(folder.absolute(), datetime.fromisoformat(until).timestamp() if until else math.inf)
+            return cls(folder.absolute(), datetime.fromisoformat(until).timestamp() if until else math.inf, fields)
         except ValueError:
-            text = f"path: {spec.path}: {until!r} is no time; expected FOLDER@2026-11-28T12:00:00+00:00"
+            text = f"{spec.path}: {until!r} is no time; expected FOLDER@2026-11-28T12:00:00+00:00"
             raise ResourceError(text) from None
 
     def until_now(self) -> ServedSource:
@@ -63,7 +72,7 @@ class ServedSource:
         if self.until < math.inf:
             return self
         with locked(self.folder):
-            return ServedSource(self.folder, time.time())
+            return replace(self, until=time.time())
 
     @property
     def path(self) -> str:
@@ -71,6 +80,10 @@ class ServedSource:
         if math.isinf(self.until):
             return str(self.folder)
         return f"{self.folder}@{datetime.fromtimestamp(self.until).astimezone().isoformat()}"
+
+    def kinds(self) -> list[str]:
+        """Return the kinds of feedback that there are rows of."""
+        return [kind for kind, name in KINDS.items() if any(replace(self, fields=frozenset([name])).rows())]
 
     def digest(self) -> str:
         """Return the digest of the rows."""
@@ -81,8 +94,11 @@ class ServedSource:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows: those of answers to one prompt after each other."""
-        feedback = standing(read(self.folder, self.until))
-        wanted, talks = {line["conversation"] for line in feedback}, defaultdict[str, list[_Answer]](list)
+        feedback = [line for line in standing(read(self.folder, self.until)) if self.fields & line.keys()]
+        wanted = {line["conversation"] for line in feedback}
+        if compared := {line["better_than"] for line in feedback if "better_than" in line}:
+            wanted |= {line["conversation"] for line in read(self.folder, self.until) if line.get("id") in compared}
+        talks = defaultdict[str, list[_Answer]](list)
         by_id: dict[str | None, _Answer] = {}
         for line in read(self.folder, self.until):
             if "id" in line and line["conversation"] in wanted:
@@ -112,20 +128,16 @@ class ServedSource:
                 yield row | {"candidates": [_corrected(answers[0], line["correction"])]}
 
 
-KINDS = ("score", "better_than", "correction")
-"""Kinds of feedback that are trained on."""
-
-
 def standing(lines: Iterator[Line]) -> list[Line]:
     """Return the last feedback of each kind on each subject, one kind a line, in order of time."""
     last: dict[Any, Line] = {}
     # Feedback on a conversation is in the file of its last answer, and those of several servers overlap in time.
     for line in sorted((line for line in lines if "feedback" in line), key=lambda line: line["time"]):
-        for kind in [kind for kind in KINDS if kind in line]:
+        for field in [field for field in KINDS.values() if field in line]:
             subject = line.get("answer") or ("conversation", line["conversation"])
-            key = (kind, frozenset((subject, line["better_than"])) if kind == "better_than" else subject)
+            key = (field, frozenset((subject, line["better_than"])) if field == "better_than" else subject)
             last.pop(key, None)
-            last[key] = {name: value for name, value in line.items() if name == kind or name not in KINDS}
+            last[key] = {name: value for name, value in line.items() if name == field or name not in KINDS.values()}
     return list(last.values())
 
 

@@ -28,7 +28,7 @@ from components.rollout.spec import AgentSpec
 from components.specs import Target
 from components.trajectories.step_labels import CONTINUED
 from flows.experiment.checks.importing import demonstrated
-from flows.experiment.checks.worlds import TRAIN, input_fields, scenario_kinds, tool_names
+from flows.experiment.checks.worlds import TRAIN, input_fields, offered_tools, scenario_kinds
 from flows.experiment.flow import FlowTarget
 from flows.experiment.guards import GuardsSpec
 from flows.experiment.sections import RewardModelPartSpec, WarmupSpec
@@ -134,7 +134,7 @@ def tools(reward: Target, environment: Target, evaluate: EvaluateSpec, agent: Ag
     name forbids nothing. Tools of an agent of one's own or of roles are unknown."""
     targets = [] if agent.own is not None or agent.roles is not None else _declared(reward, evaluate)
     counted = {f"{path}.tools": target.arguments.get("tools") for path, target in targets if target.factory() is Calls}
-    offered = tool_names(environment) if any(counted.values()) else set()
+    offered = {tool["function"]["name"] for tool in offered_tools(environment)} if any(counted.values()) else set()
     for path, name in ((path, name) for path, names in counted.items() for name in names or () if offered):
         if name not in offered:
             available = ", ".join(sorted(offered))

@@ -184,16 +184,16 @@ def scenario_kinds(environment: Target, split: str) -> dict[str, set[Any]]:
     return {"type": types, "difficulty": difficulties} if _visit_scenarios(environment, [split], visit) else {}
 
 
-def tool_names(environment: Target) -> set[str]:
-    """Return the names of the tools that the environment offers; empty if they are unknown before an episode."""
+def offered_tools(environment: Target) -> list[dict[str, Any]]:
+    """Return the tools that the environment offers; empty if they are unknown before an episode."""
     try:
         built = environment.build()
         try:
-            return {tool["function"]["name"] for tool in _result(built.tools())}
+            return list(_result(built.tools()))
         finally:
             _result(built.close())
     except Exception:  # noqa: BLE001  user code may raise anything
-        return set()
+        return []
 
 
 def _visit_scenarios(environment: Target, splits: Sequence[str], visit: Callable[[Scenario], None]) -> bool:
