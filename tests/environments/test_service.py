@@ -71,6 +71,33 @@ def test_solutions_succeed_with_the_scripted_customer(kind, subtests):
 
 
 @both
+def test_a_desk_for_some_requests_has_the_rules_and_tools_that_these_need_and_no_others(kind, subtests):
+    whole = kind(train=18, heldout=0)
+    for request in kind.requests:
+        with subtests.test(request=request):
+            desk = kind(train=40, heldout=0, requests=[request])
+            offered = {tool["function"]["name"] for tool in desk.tools()}
+            used: set[str] = set()
+            for scenario in desk.scenarios("train"):
+                solution = desk.solve(scenario)
+                steps = checks.play(desk, scenario, solution)
+                assert scenario.type == request
+                assert steps[-1].info["success"]
+                used |= {call["function"]["name"] for action in solution for call in action.get("tool_calls") or ()}
+                # A refusal may name any of these rules; the policy states at least one.
+                named = [[word for word in fact["words"] if word[0] in "AR"] for fact in scenario.input["facts"]]
+                rules = {line.split()[0] for line in desk.system.split("\n")}
+                assert all(rules.intersection(words) for words in named if words)
+            assert used <= offered
+            assert len(desk.system) < len(whole.system)
+    missing = call("hand_over", {"reason": "x"})
+    step = last(kind(train=9, heldout=0, requests=["cancel"]), whole.scenarios("train")[0], [missing])
+    assert "no tool hand_over" in step.observation[0]["content"]
+    with pytest.raises(ValueError, match="requests: refund is unknown; expected cancel, "):
+        kind(requests=["refund"])
+
+
+@both
 def test_random_and_habitual_actions_fail(kind):
     desk = kind(train=108, heldout=18)
     names = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in desk.tools()}

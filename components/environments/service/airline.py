@@ -40,6 +40,20 @@ class Airline(ServiceDesk):
     system = SYSTEM
     identity, consent, colleagues = "A1", "A2", "A10"
     credit, credit_rule = "travel credit", "A9"
+    basics = ("A1 A2", "verify view_customer view_booking view_flight")
+    requests = {
+        "cancel": ("A3", "cancel_booking"),
+        "move": ("A4", "find_flights change_flight"),
+        "cabin": ("A5", "change_cabin"),
+        "bags": ("A6", "add_bags"),
+        "name": ("A7", "correct_name"),
+        "compensation": ("A8", "compensate"),
+        "book": ("A9", "find_flights book"),
+        "question": ("A4 A6", ""),
+        "child": ("A10", "hand_over"),
+        "stranger": ("A3", "cancel_booking"),
+        "other": ("A3 A4", "cancel_booking change_flight"),
+    }
     topics = {
         "name": r"names?",
         "birth": r"birth|born|birthday",
@@ -54,8 +68,8 @@ class Airline(ServiceDesk):
         "reason": r"reason|why|know",
     }
 
-    def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
-        return generate(type(self), AirlineScenario, seed, train, heldout)
+    def generate(self, seed: int, train: int, heldout: int, kinds: tuple[str, ...]) -> Sequence[Scenario]:
+        return generate(type(self), AirlineScenario, seed, train, heldout, kinds)
 
     # Looking up
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Annotated, Any, ClassVar, Literal
@@ -45,6 +46,8 @@ class ServiceDesk(RestorableState):
     Args:
         seed: Seed of the generated scenarios.
         train, heldout: Number of scenarios of the split.
+        requests: Kinds of the customers' requests, in turn. The policy then has only the rules that these need, and the
+            tools are those that they need. None means all.
         user: `scripted`, or a model that plays the customer: `{url, model, key_variable, timeout}`.
     """
 
@@ -57,6 +60,10 @@ class ServiceDesk(RestorableState):
     """Number of the rule about the customer's agreement to a change."""
     colleagues: ClassVar[str]
     """Number of the rule about handing over to a colleague."""
+    requests: ClassVar[dict[str, tuple[str, str]]]
+    """Rules and tools that each kind of request needs besides `basics`, as words."""
+    basics: ClassVar[tuple[str, str]]
+    """Rules and tools that every request needs, as words."""
     credit: ClassVar[str]
     """Kind of the payment that has a balance."""
     credit_rule: ClassVar[str]
@@ -68,9 +75,15 @@ class ServiceDesk(RestorableState):
         train: Annotated[int, Field(ge=0, le=4000)] = 512,
         heldout: Annotated[int, Field(ge=0, le=4000)] = 128,
         user: Literal["scripted"] | ServedCustomer = "scripted",
+        requests: Annotated[Sequence[str], Field(min_length=1)] | None = None,
     ):
         self.user = ServedCustomer(**user) if isinstance(user, dict) else user
-        self._scenarios = self.generate(seed, train, heldout)
+        if unknown := sorted({*(requests or ())} - {*self.requests}):
+            raise ValueError(f"requests: {', '.join(unknown)} is unknown; expected {', '.join(self.requests)}")
+        rules, tools = zip(self.basics, *(self.requests[kind] for kind in requests or self.requests), strict=True)
+        self._tools = {*" ".join(tools).split()}
+        self.system = _with_rules(self.system, {*" ".join(rules).split()})
+        self._scenarios = self.generate(seed, train, heldout, tuple(requests or ()))
 
     @staticmethod
     def key_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -79,8 +92,16 @@ class ServiceDesk(RestorableState):
         return {**arguments, "user": {"model": user.model} if isinstance(user, ServedCustomer) else user}
 
     @abc.abstractmethod
-    def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
-        """Return the scenarios of both splits."""
+    def generate(self, seed: int, train: int, heldout: int, kinds: tuple[str, ...]) -> Sequence[Scenario]:
+        """Return the scenarios of both splits. kinds: of the requests; all if empty."""
+
+    def tools(self) -> list[dict[str, Any]]:
+        return [spec for spec in super().tools() if spec["function"]["name"] in self._tools]
+
+    def _run_tool(self, name: str, arguments: Any) -> str:
+        if name not in self._tools:
+            raise InvalidAction(f"no tool {name[:40]}; there are {', '.join(sorted(self._tools))}")
+        return super()._run_tool(name, arguments)
 
     # The episode
 
@@ -243,3 +264,9 @@ class ServiceDesk(RestorableState):
         if not any(agrees(reply) and all(says(text, term) for term in self.quoted) for text, reply in self.talk):
             self.breach(self.consent, f"{name} without the customer's yes to its terms")
         self.changes.append(json.dumps([name, *arguments]))
+
+
+def _with_rules(policy: str, rules: set[str]) -> str:
+    """Return a policy without the lines of other rules. A rule is a line that begins with its number."""
+    lines = (line for line in policy.split("\n") if not re.match(r"[AR]\d", line) or line.split()[0] in rules)
+    return "\n".join(lines)

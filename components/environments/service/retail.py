@@ -27,6 +27,20 @@ class Retail(ServiceDesk):
     system = SYSTEM
     identity, consent, colleagues = "R1", "R2", "R9"
     credit, credit_rule = "store credit", "R7"
+    basics = ("R1 R2", "verify view_customer view_order")
+    requests = {
+        "cancel": ("R3", "cancel_order"),
+        "address": ("R3", "change_address"),
+        "swap": ("R3 R6 R7", "view_product swap_variant"),
+        "payment": ("R3 R7", "change_payment"),
+        "return": ("R4 R5 R7", "view_product days_between return_items"),
+        "exchange": ("R4 R5 R6 R7", "view_product days_between exchange_item"),
+        "delay": ("R8", "days_between give_voucher"),
+        "question": ("R4", "view_product find_products"),
+        "danger": ("R9", "hand_over"),
+        "stranger": ("R3", "cancel_order"),
+        "other": ("R3", "cancel_order change_address"),
+    }
     topics = {
         "name": r"names?",
         "postcode": r"postcode|post code|postal code|zip",
@@ -38,8 +52,8 @@ class Retail(ServiceDesk):
         "payment": r"payment|pay|card|credit|refund(ed)?|money",
     }
 
-    def generate(self, seed: int, train: int, heldout: int) -> Sequence[Scenario]:
-        return generate(type(self), RetailScenario, seed, train, heldout)
+    def generate(self, seed: int, train: int, heldout: int, kinds: tuple[str, ...]) -> Sequence[Scenario]:
+        return generate(type(self), RetailScenario, seed, train, heldout, kinds)
 
     # Looking up
 

@@ -118,11 +118,12 @@ class ScenarioWriter(abc.ABC):
 
         return act
 
-    def scenario(self, name: str, split: str, kind: str) -> Scenario | None:
-        """Return the scenario; None if the draw is unusable and must be repeated."""
+    def scenario(self, name: str, split: str, kind: str, allowed: Sequence[str]) -> Scenario | None:
+        """Return the scenario; None if the draw is unusable and must be repeated. allowed: kinds of second requests."""
         kinds = [kind]
-        if kind in self.second_kinds and self.rng.random() < 0.35:
-            kinds.append(self.rng.choice([second for second in self.second_kinds if second != kind]))
+        others = [second for second in self.second_kinds if second != kind and second in allowed]
+        if others and kind in self.second_kinds and self.rng.random() < 0.35:
+            kinds.append(self.rng.choice(others))
         intents = [getattr(self, f"_{request}")(number) for request, number in zip(kinds, self.numbers, strict=False)]
         field, topic, sentence = self.identity
         identity = self.customer[field] if kind != "stranger" else self.other_identity(self.customer[field])
@@ -135,9 +136,16 @@ class ScenarioWriter(abc.ABC):
 
 @functools.lru_cache(maxsize=4)  # a collector creates many desks with the same scenarios
 def generate(
-    desk_type: type[ServiceDesk], writer: type[ScenarioWriter], seed: int, train: int, heldout: int
+    desk_type: type[ServiceDesk],
+    writer: type[ScenarioWriter],
+    seed: int,
+    train: int,
+    heldout: int,
+    kinds: tuple[str, ...] = (),
 ) -> tuple[Scenario, ...]:
-    """Return the scenarios of both splits, cycling through the kinds. Numbers of records are unique."""
+    """Return the scenarios of both splits, cycling through the kinds, by default the writer's. Numbers of records are
+    unique."""
+    kinds = kinds or tuple(writer.kinds)
     count, per_scenario = train + heldout, CUSTOMERS * RECORDS_EACH
     if not count:
         return ()
@@ -151,7 +159,7 @@ def generate(
         reserved = numbers[per_scenario * index :][:per_scenario]
         draw = writer(desk, random.Random(f"{name} {seed} {index} {attempt}"), reserved)
         split = "train" if index < train else "heldout"
-        scenario = draw.scenario(f"{name}-{reserved[0]}", split, writer.kinds[index % len(writer.kinds)])
+        scenario = draw.scenario(f"{name}-{reserved[0]}", split, kinds[index % len(kinds)], kinds)
         attempt = attempt + 1 if scenario is None else 0
         if scenario is not None:
             scenarios.append(scenario)
