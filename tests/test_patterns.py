@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from components.data.spec import DataSpec
 from components.environments.service import airline, retail
 from components.inference.vllm.start_errors import REMEDIES
 from tests.pumping import texts
@@ -54,6 +55,7 @@ SAMPLES: dict[tuple[str, str], list[dict[str, Any]]] = {
         for name in ("head", "argument")
     },
     ("components.trajectories.special_tokens", "pattern"): [{"tokens": {"<|im_end|>", "<|im_start|>", "</s>"}}],
+    ("flows.stages.import_data", "keys"): [{"fields": ("path",)}, {"fields": tuple(DataSpec.model_fields)}],
     ("flows.stages.base", "input_pattern(declared)"): [{"declared": "[anchored-]scores[+K][-N]"}, {"declared": "*"}],
 }
 """Values of local names, by module and pattern (its source, or the name to which it is assigned)."""
