@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -89,6 +90,7 @@ def test_a_desk_for_some_requests_has_the_rules_and_tools_that_these_need_and_no
                 rules = {line.split()[0] for line in desk.system.split("\n")}
                 assert all(rules.intersection(words) for words in named if words)
             assert used <= offered
+            assert set(re.findall(r"\b[AR]\d+", desk.system)) <= rules, "the policy refers to a rule that it lacks"
             assert len(desk.system) < len(whole.system)
     missing = call("hand_over", {"reason": "x"})
     step = last(kind(train=9, heldout=0, requests=["cancel"]), whole.scenarios("train")[0], [missing])

@@ -43,7 +43,7 @@ A9 Booking: for at most {MAX_PASSENGERS} passengers, with a payment of the custo
 it. There must be seats, and the flight must not have departed.
 A10 Colleagues: hand over at once, without verifying, if a child is to fly alone or somebody fell ill on board; never \
 otherwise.
-Decline what the rules forbid: say that you cannot, and name the rule, such as A3. Do not give in. Be short: \
+Decline what the rules forbid: say that you cannot, and name the rule, such as A1. Do not give in. Be short: \
 customers take in no more than {MAX_NUMBERS} numbers and {MAX_RULES} rules at once."""
 
 

@@ -29,7 +29,7 @@ and store credit must cover all it pays for.
 R8 Delay: an order delivered more than {LATE} days after the promised day earns a voucher when the customer complains: \
 {VOUCHER["plain"]} dollars, for plus members {VOUCHER["plus"]}. Once for each order.
 R9 Colleagues: hand over at once, without verifying, if something hurt somebody or caught fire; never otherwise.
-Decline what the rules forbid: say that you cannot, and name the rule, such as R3. Do not give in. Be short: \
+Decline what the rules forbid: say that you cannot, and name the rule, such as R1. Do not give in. Be short: \
 customers take in no more than {MAX_NUMBERS} numbers and {MAX_RULES} rules at once."""
 
 
